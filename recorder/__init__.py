@@ -1,0 +1,20 @@
+"""Flight recorder for training loops: hooks that append columnar records to Arrow IPC streams."""
+
+from recorder.errors import RecorderError
+from recorder.manifest import LabelRoles, Manifest, ReferenceLosses
+from recorder.recorder import EvaluationLosses, Recorder, StepRecord
+from recorder.signals import Cadence
+from recorder.statistics import combined_hash, content_hash
+
+__all__ = [
+    "Cadence",
+    "EvaluationLosses",
+    "LabelRoles",
+    "Manifest",
+    "Recorder",
+    "RecorderError",
+    "ReferenceLosses",
+    "StepRecord",
+    "combined_hash",
+    "content_hash",
+]

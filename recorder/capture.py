@@ -1,0 +1,158 @@
+"""Holds on to the arrays of one training step, by hooks on a model, until the step ends.
+
+Hooks keep references and compute nothing, with one exception: which units have fired is a bitmap
+over a window of steps, so it takes one maximum per step. Outside a step hooks return at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recorder.hooks import (
+    Array,
+    Attention,
+    ForwardHook,
+    Handle,
+    WatchedAttention,
+    WatchedModel,
+    WatchedModule,
+    WatchedTensor,
+)
+
+UNIT_ROLES = ("relu",)
+"""Roles of modules whose output is exactly zero when a unit is silent."""
+ATTENTION_ROLE = "attention"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lives in the model."""
+
+    name: str
+    module: str
+    layer: int | None
+    role: str
+
+
+@dataclass
+class UnitWindow:
+    """Which units of one layer have fired on a real token since the window began."""
+
+    layer: int
+    fired: NDArray[np.bool_]
+    token_count: int = 0
+    step_count: int = 0
+
+    def add(self, output: Array) -> None:
+        """Add the (tokens, units) output of one forward pass."""
+        # One maximum is a fast pass, and NaN comes through it: a unit that is NaN is not silent.
+        self.fired |= output.max(axis=0, initial=0.0) != 0
+        self.token_count += output.shape[0]
+
+
+@dataclass
+class Capture:
+    """The arrays of the current step; ``recording`` is true between its begin and its end."""
+
+    recording: bool = False
+    seconds: float = 0.0  # computing time spent in hooks during the step
+    gradients: dict[str, Array] = field(default_factory=dict)
+    activations: dict[str, Array] = field(default_factory=dict)  # real tokens only, (tokens, ...)
+    activation_gradients: dict[str, Array] = field(default_factory=dict)
+    attentions: dict[int, Attention] = field(default_factory=dict)  # by layer
+    units: dict[str, UnitWindow] = field(default_factory=dict)  # by module; outlives the step
+
+    def begin(self) -> None:
+        """Let hooks keep what they see."""
+        self.recording = True
+        self.seconds = 0.0
+
+    def end(self) -> None:
+        """Let go of every array."""
+        self.recording = False
+        for window in self.units.values():
+            window.step_count += 1
+        self.gradients.clear()
+        self.activations.clear()
+        self.activation_gradients.clear()
+        self.attentions.clear()
+
+
+def attach_hooks(model: WatchedModel, capture: Capture) -> tuple[list[Handle], dict[str, Place]]:
+    """Handles of the hooks put on every parameter and module, and the places of their tensors by name."""
+    handles: list[Handle] = []
+    places: dict[str, Place] = {}
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        handles.append(parameter.register_gradient_hook(partial(_keep, capture, capture.gradients, name)))
+        places[name] = _parameter_place(name, modules)
+    for name, module in modules.items():
+        places[name] = Place(name, name, module.layer, module.role)
+        handles.append(module.register_forward_hook(_forward_hook(name, module, capture)))
+        if module.role == ATTENTION_ROLE:
+            handles.append(_watch_attention(module, capture))
+    return handles, places
+
+
+def _keep(capture: Capture, kept: dict[str, Array], name: str, array: Array) -> None:
+    if capture.recording:
+        kept[name] = array
+
+
+def _parameter_place(name: str, modules: dict[str, WatchedModule]) -> Place:
+    """A parameter belongs to the module with the longest name that its own name starts with."""
+    owner = name
+    while owner and owner not in modules:
+        owner = owner.rpartition(".")[0]
+    module = modules.get(owner)
+    if module is None:
+        return Place(name, name.rpartition(".")[0], None, "parameter")
+    return Place(name, owner, module.layer, module.role)
+
+
+def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> ForwardHook:
+    counts_units = module.role in UNIT_ROLES
+    layer = -1 if module.layer is None else module.layer
+
+    def hook(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
+        if not capture.recording:
+            return
+        start = time.perf_counter()
+        real: Callable[[Array], Array] = partial(_real_tokens, token_mask=token_mask)
+        activation = real(output.data)
+        capture.activations[name] = activation
+        output.register_gradient_hook(lambda gradient: _keep_gradient(capture, name, real(gradient)))
+        if counts_units:
+            if name not in capture.units:
+                capture.units[name] = UnitWindow(layer, np.zeros(activation.shape[-1], np.bool_))
+            capture.units[name].add(activation.reshape(-1, activation.shape[-1]))
+        capture.seconds += time.perf_counter() - start
+
+    return hook
+
+
+def _keep_gradient(capture: Capture, name: str, gradient: Array) -> None:
+    if capture.recording:
+        capture.activation_gradients[name] = gradient
+
+
+def _real_tokens(array: Array, token_mask: NDArray[np.bool_] | None) -> Array:
+    """The rows of real tokens, (tokens, ...); the array itself when all rows are."""
+    return array if token_mask is None else array[token_mask]
+
+
+def _watch_attention(module: WatchedModule, capture: Capture) -> Handle:
+    layer = -1 if module.layer is None else module.layer
+    attention_module: WatchedAttention = module  # type: ignore[assignment]  # its role says so
+
+    def hook(attention: Attention) -> None:
+        if capture.recording:
+            capture.attentions[layer] = attention
+
+    return attention_module.register_attention_hook(hook)
