@@ -111,6 +111,8 @@ class StepSignals:
         self._weights_before: dict[str, Array] = {}
         self._previous_gradient: tuple[int, Array] | None = None
 
+    # A NaN or an overflow is data here, even where the training loop asked NumPy to raise on them.
+    @np.errstate(all="ignore")
     def before_update(self, step: int) -> None:
         """Take weights, their hashes and, for the update, a copy."""
         cadence, weights = self._cadence, self._catalogue.weights
@@ -122,6 +124,7 @@ class StepSignals:
         if _due(step, cadence.updates):
             self._weights_before = {name: weight.copy() for name, weight in weights.items()}
 
+    @np.errstate(all="ignore")
     def after_update(
         self,
         step: int,
@@ -230,15 +233,13 @@ class StepSignals:
         previous, self._previous_gradient = self._previous_gradient, (step, gradient)
         if previous is None or previous[0] != step - 1 or previous[1].size != gradient.size:
             return
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            lengths = np.float64(np.dot(gradient, gradient)) * np.float64(np.dot(previous[1], previous[1]))
-            self.gradient_cosine_previous = float(np.dot(gradient, previous[1]) / np.sqrt(lengths))
+        lengths = np.float64(np.dot(gradient, gradient)) * np.float64(np.dot(previous[1], previous[1]))
+        self.gradient_cosine_previous = float(np.dot(gradient, previous[1]) / np.sqrt(lengths))
 
     def _update_block(self, step: int) -> Block:
         weights, before = self._catalogue.weights, self._weights_before
         ids = [self._catalogue.ids[name] for name in before]
-        with np.errstate(invalid="ignore", over="ignore"):
-            return self._tensor_block(step, "update", ids, [weights[n] - old for n, old in before.items()])
+        return self._tensor_block(step, "update", ids, [weights[n] - old for n, old in before.items()])
 
     def _tensor_block(self, step: int, kind: str, ids: Sequence[int], arrays: Iterable[Array]) -> Block:
         summaries = np.array([self._summarizer.summarize(array) for array in arrays], np.float64)
@@ -254,11 +255,10 @@ def _place(name: str, places: Mapping[str, Place]) -> Place:
 
 def _attention_block(step: int, layer: int, attention: Attention, with_entropy: bool) -> Block:
     probabilities, token_mask = attention.probabilities, attention.token_mask
-    with np.errstate(invalid="ignore"):  # NaN in, NaN out
-        columns: dict[str, Value] = dict(attention_mass(probabilities, token_mask)._asdict())
-        if with_entropy:
-            columns["entropy"] = attention_entropy(probabilities, token_mask)
-            columns["max_abs_logit"] = attention_max_abs_logit(attention.logits(), token_mask)
+    columns: dict[str, Value] = dict(attention_mass(probabilities, token_mask)._asdict())
+    if with_entropy:
+        columns["entropy"] = attention_entropy(probabilities, token_mask)
+        columns["max_abs_logit"] = attention_max_abs_logit(attention.logits(), token_mask)
     heads: NDArray[np.int32] = np.arange(probabilities.shape[1], dtype=np.int32)
     return Block("attention", heads.size, columns | {"step": step, "layer": layer, "head": heads})
 

@@ -1,0 +1,37 @@
+# Two commands set everything up and need no other step: make demo, make test.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+TEST_INSTALLED := $(VENV)/.test-installed
+export OPENBLAS_NUM_THREADS := 1
+
+.PHONY: demo test check benchmark clean
+
+demo: $(INSTALLED)
+	@$(PYTHON) -m experiments demo
+
+test: $(TEST_INSTALLED)
+	$(PYTHON) -m pytest
+
+check: $(TEST_INSTALLED)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+benchmark: $(TEST_INSTALLED)
+	$(PYTHON) -m benchmarks.step_time
+	$(PYTHON) -m benchmarks.recorder_overhead
+
+$(VENV)/bin/python:
+	python3 -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(TEST_INSTALLED): $(INSTALLED)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs

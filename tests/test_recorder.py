@@ -1,0 +1,238 @@
+"""The recorder on a bare NumPy loop: what is asked to be recorded is in the streams, exactly."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderError
+from recorder.manifest import read_manifest
+from recorder.schema import TABLES
+from recorder.statistics import combined_hash, content_hash
+
+
+def rows(run: Path, table: str, segment: int = 0) -> list[dict]:
+    """All rows of one stream."""
+    with (run / "log" / f"{table}-r0-s{segment}.arrows").open("rb") as file:
+        return pa.ipc.open_stream(file).read_all().to_pylist()
+
+
+def train(run: Path, steps: range, cadence: Cadence | None = None, poison: int | None = None) -> None:
+    """A loop of two weights with exactly known gradients; a NaN gradient at step ``poison``."""
+    weights = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(3, np.float32)}
+    with Recorder(run, Manifest("test"), cadence=cadence) as recorder:
+        recorder.watch(weights)
+        for step in steps:
+            with recorder.step(step) as record:
+                gradients = {name: np.full_like(w, step + 1.0) for name, w in weights.items()}
+                if step == poison:
+                    gradients["a.bias"][0] = np.nan
+                record.add_gradients(gradients)
+                for name, weight in weights.items():
+                    weight -= 0.5 * gradients[name]
+                loss = math.nan if step == poison else 6.0
+                record.log(loss_sum=loss, loss_token_count=4, learning_rate=0.5)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """Directory of a run that does not exist yet."""
+    yield tmp_path / "run"
+
+
+def test_each_step_has_one_row_with_what_was_logged(run: Path) -> None:
+    """Logged columns come back, the mean loss is derived, what was not logged is null."""
+    train(run, range(3))
+    steps = rows(run, "steps")
+    assert [row["step"] for row in steps] == [0, 1, 2]
+    assert steps[1]["train_loss"] == 1.5 and steps[1]["learning_rate"] == 0.5
+    assert steps[1]["gradient_norm"] is None
+    assert 0 < steps[1]["recorder_seconds"] <= steps[1]["step_seconds"]
+
+
+def test_weights_are_those_before_the_update_and_update_is_the_difference(run: Path) -> None:
+    """Row ``step = s`` holds w_s; its update is w_(s+1) - w_s."""
+    train(run, range(2), Cadence(weights=1, updates=1))
+    tensors = {(row["step"], row["kind"], row["tensor_id"]): row for row in rows(run, "tensors")}
+    assert tensors[0, "weight", 0]["mean"] == 1.0
+    assert tensors[0, "update", 0]["mean"] == -0.5  # gradient 1 times learning rate .5
+    assert tensors[1, "weight", 0]["mean"] == 0.5
+    assert tensors[1, "update", 0]["mean"] == -1.0
+    assert tensors[1, "gradient", 1]["has_gradient"] is True
+
+
+def test_a_gradient_that_never_arrived_is_not_a_zero(run: Path) -> None:
+    """has_gradient is false and every statistic is null."""
+    with Recorder(run) as recorder:
+        recorder.watch({"used": np.ones(2, np.float32), "unused": np.ones(2, np.float32)})
+        with recorder.step(0) as record:
+            record.add_gradients({"used": np.zeros(2, np.float32)})
+    gradients = {row["tensor_id"]: row for row in rows(run, "tensors") if row["kind"] == "gradient"}
+    assert gradients[0]["has_gradient"] is True and gradients[0]["l2_norm"] == 0.0
+    assert gradients[1]["has_gradient"] is False and gradients[1]["l2_norm"] is None
+
+
+def test_a_nan_between_two_cadences_is_recorded_in_full(run: Path) -> None:
+    """The loss tells, so the step's gradients are kept although they were not due, and it never raises."""
+    train(run, range(8), Cadence(gradients=100, weights=100, updates=0), poison=5)
+    gradients = [row for row in rows(run, "tensors") if row["kind"] == "gradient"]
+    assert sorted({row["step"] for row in gradients}) == [0, 5]
+    assert [row["nan_count"] for row in gradients if row["step"] == 5] == [0, 1]
+    poisoned = [row for row in rows(run, "tensors") if row["kind"] == "weight" and row["nan_count"]]
+    assert [row["step"] for row in poisoned] == [6, 7]  # the update carried it into the weights
+    assert math.isnan(rows(run, "steps")[5]["train_loss"])
+
+
+def test_hashes_follow_the_weights(run: Path) -> None:
+    """Equal weights give equal hashes; the step's hash is the hash of the tensors' hashes."""
+    weight = np.arange(4, dtype=np.float32)
+    with Recorder(run, cadence=Cadence(hashes=1)) as recorder:
+        recorder.watch({"w": weight})
+        for step in range(3):
+            with recorder.step(step):
+                weight += step == 1
+    first, second, third = (row["weights_hash"] for row in rows(run, "steps"))
+    assert first == second == combined_hash([content_hash(np.arange(4, dtype=np.float32))])
+    assert third != first
+
+
+def test_an_evaluation_is_recorded_by_split_and_by_example(run: Path) -> None:
+    """Sums are over the examples; a second evaluation of the same step is a repeat."""
+    losses = EvaluationLosses(
+        np.array([7, 8]), np.array([1.5, 2.5]), np.array([3, 4]), np.array([0.5, 0.25]), np.array([1, 2]),
+        np.array([True, False]),
+    )  # fmt: skip
+    with Recorder(run) as recorder:
+        recorder.log_evaluation(0, "validation", losses)
+        recorder.log_evaluation(0, "validation", losses, evaluation_mode=False)
+    first, second = rows(run, "evaluations")
+    assert (first["loss_sum"], first["token_count"], first["answer_loss_sum"]) == (4.0, 7, 0.75)
+    assert (first["repeat"], second["repeat"], second["evaluation_mode"]) == (0, 1, False)
+    assert [row["example_id"] for row in rows(run, "example_losses")] == [7, 8]
+
+
+def test_labels_are_the_users_own_columns(run: Path) -> None:
+    """Any text column of the examples is kept beside the contract's."""
+    with Recorder(run) as recorder:
+        recorder.log_examples(
+            {"example_id": [0, 1], "split": ["a", "a"], "content_hash": [1, 2], "colour": ["red", "blue"]}
+        )
+    assert [row["colour"] for row in rows(run, "examples")] == ["red", "blue"]
+
+
+def test_a_second_recorder_gets_its_own_segment(run: Path) -> None:
+    """Nothing is appended to, and the manifest stays what it was."""
+    train(run, range(2))
+    manifest = read_manifest(run)
+    train(run, range(1, 3))
+    assert [row["step"] for row in rows(run, "steps", segment=0)] == [0, 1]
+    assert [row["step"] for row in rows(run, "steps", segment=1)] == [1, 2]
+    assert read_manifest(run) == manifest
+
+
+def test_two_open_recorders_never_share_a_file(run: Path) -> None:
+    """Two writers on one directory at the same time get two segments."""
+    with Recorder(run) as first, Recorder(run) as second:
+        assert (first.segment, second.segment) == (0, 1)
+
+
+def test_an_exception_closes_the_run_and_is_told(run: Path) -> None:
+    """The failing step's row is there, and so is the reason."""
+    with pytest.raises(ZeroDivisionError), Recorder(run) as recorder, recorder.step(3) as record:
+        record.log(learning_rate=0.1)
+        1 / 0  # noqa: B018 -- the point of the test
+    assert [row["step"] for row in rows(run, "steps")] == [3]
+    last = rows(run, "events")[-1]
+    assert (last["kind"], last["message"], last["step"]) == (
+        "exception",
+        "ZeroDivisionError: division by zero",
+        3,
+    )
+
+
+def test_a_finished_run_says_so(run: Path) -> None:
+    """First event: the segment and its process; last event: finished."""
+    train(run, range(1))
+    events = rows(run, "events")
+    assert [event["kind"] for event in events] == ["segment_started", "finished"]
+    assert json.loads(events[0]["payload"])["environment"]["pid"] > 0
+
+
+def test_unknown_columns_are_refused_with_the_choice(run: Path) -> None:
+    """A typing error in a column name must not vanish in the log."""
+    with (
+        Recorder(run) as recorder,
+        recorder.step(0) as record,
+        pytest.raises(RecorderError, match="learning_rte"),
+    ):
+        record.log(learning_rte=0.1)
+
+
+def test_steps_do_not_nest(run: Path) -> None:
+    """A step inside a step is a mistake in the loop, told at once."""
+    with (
+        Recorder(run) as recorder,
+        recorder.step(0),
+        pytest.raises(RecorderError, match="do not nest"),
+        recorder.step(1),
+    ):
+        pass
+
+
+def test_a_directory_that_can_not_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    """A file is in the way."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecorderError, match="can not record here"):
+        Recorder(tmp_path / "file" / "run")
+
+
+def test_training_goes_on_when_the_log_can_not_be_written(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk costs rows, is told once and summed up at the end; the loop never notices."""
+    with Recorder(run) as recorder:
+        with recorder.step(0) as record:
+            record.log(learning_rate=0.1)
+        stream = recorder._streams["steps"]
+        stream.flush()
+        stream.error = OSError(28, "No space left on device")
+        for step in (1, 2):
+            with recorder.step(step) as record:
+                record.log(learning_rate=0.1)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "No space left on device" in told[0] and "training goes on" in told[0]
+    assert told[1].endswith("rows lost: 2 of steps")
+
+
+def test_every_table_of_the_contract_can_be_written(run: Path) -> None:
+    """The writer knows every type that the contract uses."""
+    with Recorder(run) as recorder:
+        for table in TABLES:
+            if table.name not in ("events", "examples"):
+                recorder._append(table.name, {})
+    assert {path.name.split("-")[0] for path in (run / "log").iterdir()} >= {
+        table.name for table in TABLES if table.name != "examples"
+    }
+
+
+def test_cadence_zero_is_never(run: Path) -> None:
+    """A signal with cadence 0 leaves no row."""
+    train(run, range(3), Cadence(gradients=0, weights=0, updates=0, spectral_norms=0, hashes=0))
+    assert not (run / "log" / "tensors-r0-s0.arrows").exists()
+
+
+def test_a_loop_that_raises_on_nan_is_not_broken_by_the_recorder(run: Path) -> None:
+    """NumPy's error state belongs to the training; the recorder's arithmetic must not trip over it."""
+    weight = np.full((2, 2), 1e30, np.float32)
+    with np.errstate(all="raise"), Recorder(run) as recorder:
+        recorder.watch({"w": weight})
+        for step in range(2):
+            with recorder.step(step) as record:
+                record.add_gradients({"w": np.array([[np.nan, np.inf], [1e-30, 1e30]], np.float32)})
+                record.log(gradient_norm=math.nan)
+    assert [row["nan_count"] for row in rows(run, "tensors") if row["kind"] == "gradient"] == [1, 1]
