@@ -242,7 +242,7 @@ class StepSignals:
         return self._tensor_block(step, "update", ids, [weights[n] - old for n, old in before.items()])
 
     def _tensor_block(self, step: int, kind: str, ids: Sequence[int], arrays: Iterable[Array]) -> Block:
-        summaries = np.array([self._summarizer.summarize(array) for array in arrays], np.float64)
+        summaries = self._summarizer.summarize_all(list(arrays))
         columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": np.array(ids)}
         columns |= {name: summaries[:, index] for index, name in enumerate(Summary._fields)}
         return Block("tensors", len(ids), columns)

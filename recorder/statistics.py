@@ -1,8 +1,7 @@
 """Arrays to summary columns: moments, extremes, zeros, non-finite counts, spectral norms and hashes.
 
-Everything is over finite elements; what is not finite is counted apart. The usual case, an array
-without NaN or infinities, takes five streaming passes and one scratch buffer; which case it is
-falls out of the first pass, because one NaN or infinity makes the sum of squares non-finite.
+Everything is over finite elements; what is not finite is counted apart. That an array holds no NaN and
+no infinity costs nothing to know: a single one makes the sum of squares non-finite.
 Callers silence NumPy's floating-point warnings around a whole step: once is cheaper than per array.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +18,12 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 # A float32 sum of squares is trusted between these: below, squares of float32 values near 1e-19 lose
-# bits to underflow; above, they may have overflowed. Outside, the sum is repeated in float64.
+# bits to underflow; above, they may have overflowed. Outside, the array is summarised in float64.
 _SMALLEST_TRUSTED_SQUARE_SUM = 1e-24
 # var = mean(x^2) - mean^2 loses log2(mean(x^2) / var) bits; a share of 1/64 leaves at least 17 of 23.
 _SMALLEST_TRUSTED_VARIANCE_SHARE = 1 / 64
+_CHUNK = 1 << 16
+"""Elements that are worked on at a time: a chunk and its scratch copy stay in a 2 MiB cache."""
 
 
 class Summary(NamedTuple):
@@ -46,54 +47,103 @@ class Summary(NamedTuple):
         return self.nan_count + self.positive_infinity_count + self.negative_infinity_count == 0
 
 
+class _Totals:
+    """Running sums and extremes of several arrays, each (arrays,) float64."""
+
+    def __init__(self, count: int) -> None:
+        self.sum, self.square_sum, self.absolute_sum, self.zero_count = np.zeros((4, count))
+        self.minimum = np.full(count, np.inf)
+        self.maximum = np.full(count, -np.inf)
+
+    def rows(self, element_count: Array) -> Array:
+        """(arrays, statistics) in the order of Summary; NaN std marks a row that is not to be trusted."""
+        mean = self.sum / element_count
+        mean_square = self.square_sum / element_count
+        variance = mean_square - mean * mean
+        trusted = (
+            (self.square_sum > _SMALLEST_TRUSTED_SQUARE_SUM)
+            & (self.square_sum < np.inf)
+            & (variance >= _SMALLEST_TRUSTED_VARIANCE_SHARE * mean_square)
+        )
+        trusted |= self.zero_count == element_count  # all zero: nothing to lose, and common in gradients
+        statistics = np.zeros((len(mean), len(Summary._fields)))
+        statistics[:, 0] = element_count
+        statistics[:, 1] = np.sqrt(self.square_sum)
+        statistics[:, 2] = mean
+        statistics[:, 3] = self.absolute_sum / element_count
+        statistics[:, 4] = np.where(trusted, np.sqrt(variance), np.nan)
+        statistics[:, 5] = self.minimum
+        statistics[:, 6] = self.maximum
+        statistics[:, 7] = self.zero_count / element_count
+        return statistics
+
+
 class Summarizer:
-    """Computes summaries with one scratch buffer, kept between calls because allocating is a pass too."""
+    """Computes summaries of many arrays at once, with buffers that are kept between calls.
+
+    Small arrays are packed into one chunk and large ones are cut into chunks, and each statistic of a
+    chunk is one NumPy call for all of its arrays: calls, not arithmetic, are what small arrays cost.
+    """
 
     def __init__(self) -> None:
-        self._scratch = np.empty(0, np.int32)
+        self._packed = np.empty(_CHUNK, np.float32)
+        self._scratch = np.empty(_CHUNK, np.float32)
+        self._is_zero = np.empty(_CHUNK, np.bool_)
 
     def summarize(self, array: Array) -> Summary:
-        """Summary of an array of any shape and float dtype, ignoring non-finite elements where it must.
+        """Summary of one array of any shape and float dtype."""
+        return Summary(*self.summarize_all([array])[0].tolist())
 
-        Moments of float32 input are float32 sums; tests/test_statistics.py derives their error bound.
-        An array without finite elements has NaN moments.
+    def summarize_all(self, arrays: Sequence[Array]) -> Array:
+        """(arrays, statistics) float64, columns in the order of Summary; any shapes and float dtypes.
+
+        Moments of float32 input are pairwise float32 sums within chunks and float64 sums between them;
+        tests/test_statistics.py derives the error bound. Arrays that are not float32, not finite, or
+        badly conditioned are done in float64. Without a finite element the moments are NaN.
         """
-        flat = np.ravel(array)
-        if flat.dtype != np.float32:
-            return _summarize_slowly(flat)
-        if flat.size == 0:
-            return _summarize_slowly(flat)
-        square_sum = float(np.dot(flat, flat))
-        if not _SMALLEST_TRUSTED_SQUARE_SUM < square_sum < math.inf:
-            return _summarize_slowly(flat)
-        return self._summarize_finite(flat, square_sum)
+        flat_arrays = [np.ravel(array) for array in arrays]
+        totals = _Totals(len(arrays))
+        packed: list[tuple[int, Array]] = []  # pieces that share the next chunk, with their array's index
+        packed_size = 0
+        for index, flat in enumerate(flat_arrays):
+            for start in range(0, flat.size if flat.dtype == np.float32 else 0, _CHUNK):
+                piece = flat[start : start + _CHUNK]
+                if piece.size > _CHUNK // 2:
+                    self._add(totals, [index], piece, [0])
+                    continue
+                if packed_size + piece.size > _CHUNK:
+                    self._add_packed(totals, packed)
+                    packed_size = 0
+                packed.append((index, piece))
+                packed_size += piece.size
+        self._add_packed(totals, packed)
+        statistics = totals.rows(np.array([max(flat.size, 1) for flat in flat_arrays], np.float64))
+        for index in np.flatnonzero(np.isnan(statistics[:, 4])).tolist():
+            statistics[index] = _summarize_slowly(flat_arrays[index])
+        return statistics
 
-    def _summarize_finite(self, flat: Array, square_sum: float) -> Summary:
-        count = flat.size
-        if self._scratch.size < count:
-            self._scratch = np.empty(count, np.int32)
-        # Clearing the sign bit is |x| and turns -0.0 into 0, so one buffer serves two counts;
-        # counting zeros on integers is ten times faster than on floats.
-        magnitude = self._scratch[:count]
-        np.bitwise_and(flat.view(np.int32), 0x7FFFFFFF, out=magnitude)
-        mean = float(flat.sum()) / count
-        mean_square = square_sum / count
-        variance = mean_square - mean * mean
-        if variance < _SMALLEST_TRUSTED_VARIANCE_SHARE * mean_square:
-            variance = float(np.var(flat, dtype=np.float64))
-        return Summary(
-            count,
-            math.sqrt(square_sum),
-            mean,
-            float(magnitude.view(np.float32).sum()) / count,
-            math.sqrt(variance),
-            float(flat.min()),
-            float(flat.max()),
-            1.0 - int(np.count_nonzero(magnitude)) / count,
-            0,
-            0,
-            0,
-        )
+    def _add_packed(self, totals: _Totals, packed: list[tuple[int, Array]]) -> None:
+        """Add the pieces to their arrays' totals and clear the list."""
+        if packed:
+            sizes = [piece.size for _, piece in packed]
+            chunk = self._packed[: sum(sizes)]
+            np.concatenate([piece for _, piece in packed], out=chunk)
+            self._add(totals, [index for index, _ in packed], chunk, np.cumsum([0, *sizes[:-1]]))
+            packed.clear()
+
+    def _add(self, totals: _Totals, indices: list[int], chunk: Array, starts: Any) -> None:
+        """Add the segments of a chunk, which begin at ``starts``, to the totals of their arrays."""
+        scratch = self._scratch[: chunk.size]
+        totals.sum[indices] += np.add.reduceat(chunk, starts)
+        totals.square_sum[indices] += np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
+        # Clearing the sign bit is |x| and turns -0.0 into 0; integers compare faster than floats.
+        magnitude = scratch.view(np.int32)
+        np.bitwise_and(chunk.view(np.int32), 0x7FFFFFFF, out=magnitude)
+        totals.absolute_sum[indices] += np.add.reduceat(scratch, starts)
+        is_zero = np.equal(magnitude, 0, out=self._is_zero[: chunk.size])
+        totals.zero_count[indices] += np.add.reduceat(is_zero, starts, dtype=np.int32)
+        totals.minimum[indices] = np.minimum(totals.minimum[indices], np.minimum.reduceat(chunk, starts))
+        totals.maximum[indices] = np.maximum(totals.maximum[indices], np.maximum.reduceat(chunk, starts))
 
 
 def _summarize_slowly(flat: Array) -> Summary:
@@ -216,12 +266,16 @@ def attention_mass(probabilities: Array, token_mask: NDArray[np.bool_]) -> Atten
     Sums of exact zeros are exactly zero, so ``future_mass > 0`` is proof, not a tolerance.
     """
     batch, heads, length, _ = probabilities.shape
-    later_keys = np.stack([np.tri(length, k=-1 - beyond).T for beyond in (0, 1)])  # (2, T, T)
-    selectors = later_keys.astype(probabilities.dtype) * token_mask[:, None, :, None]  # real queries only
+    first = _entropy_rows(probabilities[token_mask[:, 0], :, 0, :]).mean(axis=0)
+    every_key = np.ones((length, length), probabilities.dtype)
+    later_keys = np.stack([np.triu(every_key, k=1 + beyond) for beyond in (0, 1)])  # (2, T, T)
+    # A healthy mask leaves exact zeros everywhere, and one matrix-vector product sees that.
+    if not (probabilities.reshape(batch * heads, -1) @ later_keys[0].ravel()).any():
+        return AttentionSummary(np.zeros(heads), np.zeros(heads), first)
+    selectors = later_keys * token_mask[:, None, :, None]  # real queries only
     # (B, H, TT) @ (B, TT, 2): one small matrix product for each row of the batch
     sums = probabilities.reshape(batch, heads, -1) @ selectors.reshape(batch, 2, -1).transpose(0, 2, 1)
     mass = sums.sum(axis=0, dtype=np.float64) / max(int(token_mask.sum()), 1)
-    first = _entropy_rows(probabilities[token_mask[:, 0], :, 0, :]).mean(axis=0)
     return AttentionSummary(mass[:, 0], mass[:, 1], first)
 
 
