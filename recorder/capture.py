@@ -46,8 +46,8 @@ class UnitWindow:
 
     layer: int
     fired: NDArray[np.bool_]
+    first_step: int
     token_count: int = 0
-    step_count: int = 0
 
     def add(self, output: Array) -> None:
         """Add the (tokens, units) output of one forward pass."""
@@ -61,6 +61,7 @@ class Capture:
     """The arrays of the current step; ``recording`` is true between its begin and its end."""
 
     recording: bool = False
+    step: int = 0
     seconds: float = 0.0  # computing time spent in hooks during the step
     gradients: dict[str, Array] = field(default_factory=dict)
     activations: dict[str, Array] = field(default_factory=dict)  # real tokens only, (tokens, ...)
@@ -68,16 +69,15 @@ class Capture:
     attentions: dict[int, Attention] = field(default_factory=dict)  # by layer
     units: dict[str, UnitWindow] = field(default_factory=dict)  # by module; outlives the step
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Let hooks keep what they see."""
         self.recording = True
+        self.step = step
         self.seconds = 0.0
 
     def end(self) -> None:
         """Let go of every array."""
         self.recording = False
-        for window in self.units.values():
-            window.step_count += 1
         self.gradients.clear()
         self.activations.clear()
         self.activation_gradients.clear()
@@ -130,7 +130,8 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
         output.register_gradient_hook(lambda gradient: _keep_gradient(capture, name, real(gradient)))
         if counts_units:
             if name not in capture.units:
-                capture.units[name] = UnitWindow(layer, np.zeros(activation.shape[-1], np.bool_))
+                fired = np.zeros(activation.shape[-1], np.bool_)
+                capture.units[name] = UnitWindow(layer, fired, capture.step)
             capture.units[name].add(activation.reshape(-1, activation.shape[-1]))
         capture.seconds += time.perf_counter() - start
 

@@ -244,7 +244,7 @@ class Recorder:
         self._step_start = time.perf_counter()
         self._current = record
         self._last_step = record.step
-        self.capture.begin()
+        self.capture.begin(record.step)
         self._signals.before_update(record.step)
         self._recorder_seconds = time.perf_counter() - self._step_start
 

@@ -303,3 +303,9 @@ def parse_stream_name(file_name: str) -> tuple[str, int, int] | None:
     if rank[:1] != "r" or segment[:1] != "s" or not (rank[1:] + segment[1:]).isdigit():
         return None
     return name, int(rank[1:]), int(segment[1:])
+
+
+def markdown_table() -> str:
+    """The contract as a Markdown table, one row per table; the README carries it."""
+    rows = [f"| `{t.name}` | {t.row} | {', '.join(t.column_names())} |" for t in TABLES]
+    return "\n".join(["| table | one row per | columns |", "|---|---|---|", *rows])

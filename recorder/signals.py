@@ -167,7 +167,7 @@ class StepSignals:
                 {
                     "step": step,
                     "layer": window.layer,
-                    "window_steps": window.step_count,
+                    "window_steps": step - window.first_step + 1,
                     "unit_count": window.fired.size,
                     "dead_unit_count": int(window.fired.size - np.count_nonzero(window.fired)),
                     "token_count": window.token_count,

@@ -1,0 +1,199 @@
+"""Hooks on a model: what they keep, for how long, and that detaching leaves nothing."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recorder import Cadence, Recorder
+from recorder.hooks import Attention
+
+
+@dataclass
+class Hooks:
+    """A list of hooks whose entries can be removed."""
+
+    hooks: list[Callable[..., None]] = field(default_factory=list)
+
+    def register(self, hook: Callable[..., None]) -> "HookHandle":
+        self.hooks.append(hook)
+        return HookHandle(self, hook)
+
+    def fire(self, *arguments: Any) -> None:
+        for hook in list(self.hooks):
+            hook(*arguments)
+
+
+@dataclass
+class HookHandle:
+    """Takes one hook out."""
+
+    owner: Hooks
+    hook: Callable[..., None]
+
+    def remove(self) -> None:
+        if self.hook in self.owner.hooks:
+            self.owner.hooks.remove(self.hook)
+
+
+class TestValue:
+    """An array with a gradient hook; the smallest thing that satisfies the protocol."""
+
+    __test__ = False
+    trainable = True
+    weight_decay = False
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+        self.gradient_hooks = Hooks()
+
+    def register_gradient_hook(self, hook: Callable[..., None]) -> HookHandle:
+        return self.gradient_hooks.register(hook)
+
+
+class TestModule:
+    """A module with the hooks of its role."""
+
+    __test__ = False
+
+    def __init__(self, role: str, layer: int | None) -> None:
+        self.role, self.layer = role, layer
+        self.forward_hooks, self.attention_hooks = Hooks(), Hooks()
+
+    def register_forward_hook(self, hook: Callable[..., None]) -> HookHandle:
+        return self.forward_hooks.register(hook)
+
+    def register_attention_hook(self, hook: Callable[..., None]) -> HookHandle:
+        return self.attention_hooks.register(hook)
+
+
+class TestModel:
+    """One weight, one relu and one attention, driven by hand."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.weight = TestValue(np.ones((2, 2), np.float32))
+        self.modules = {"mlp": TestModule("linear", 0), "mlp.relu": TestModule("relu", 0)}
+        self.modules["attention"] = TestModule("attention", 1)
+
+    def named_parameters(self) -> Iterator[tuple[str, TestValue]]:
+        yield "mlp.weight", self.weight
+
+    def tied_names(self) -> list[tuple[str, str]]:
+        return [("head.weight", "mlp.weight")]
+
+    def named_modules(self) -> Iterator[tuple[str, TestModule]]:
+        yield from self.modules.items()
+
+    def all_hooks(self) -> list[Callable[..., None]]:
+        registries = [self.weight.gradient_hooks]
+        for module in self.modules.values():
+            registries += [module.forward_hooks, module.attention_hooks]
+        return [hook for registry in registries for hook in registry.hooks]
+
+    def relu(self, rows: list[list[float]], token_mask: list[bool] | None = None) -> TestValue:
+        output = TestValue(np.array(rows, np.float32))
+        mask = None if token_mask is None else np.array(token_mask)
+        self.modules["mlp.relu"].forward_hooks.fire(output, mask)
+        return output
+
+
+def rows(run: Path, table: str) -> list[dict]:
+    """All rows of a table's first stream."""
+    return pa.ipc.open_stream(run / "log" / f"{table}-r0-s0.arrows").read_all().to_pylist()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Directory of a run that does not exist yet."""
+    return tmp_path / "run"
+
+
+def test_statistics_are_over_real_tokens(run: Path) -> None:
+    """A padded row enters neither the activation's nor its gradient's statistics."""
+    model = TestModel()
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        with recorder.step(0):
+            output = model.relu([[1.0, 3.0], [100.0, 100.0]], [True, False])
+            output.gradient_hooks.fire(np.array([[0.5, 0.5], [9.0, 9.0]], np.float32))
+    recorded = {row["kind"]: row for row in rows(run, "tensors") if "activation" in row["kind"]}
+    assert (recorded["activation"]["mean"], recorded["activation"]["element_count"]) == (2.0, 2)
+    assert recorded["activation_gradient"]["max"] == 0.5
+
+
+def test_a_unit_is_dead_only_if_it_never_fired_in_the_window(run: Path) -> None:
+    """Unit 0 fires in one step of the window, unit 1 only on padding, unit 2 never."""
+    model = TestModel()
+    with Recorder(run, cadence=Cadence(unit_window=2)) as recorder:
+        recorder.attach(model)
+        for step, first in enumerate([0.0, 1.0, 0.0]):
+            with recorder.step(step):
+                model.relu([[first, 0.0, 0.0], [0.0, 5.0, 0.0]], [True, False])
+    windows = [(row["step"], row["window_steps"], row["dead_unit_count"]) for row in rows(run, "units")]
+    assert windows == [(1, 2, 2), (2, 1, 3)]
+
+
+def test_attention_is_recorded_per_head(run: Path) -> None:
+    """Head 1 looks ahead, head 0 does not."""
+    model = TestModel()
+    probabilities = np.array([[[[1.0, 0.0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]]], np.float32)
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        with recorder.step(0):
+            model.modules["attention"].attention_hooks.fire(
+                Attention(probabilities, np.ones((1, 2), bool), lambda: np.full((1, 2, 2, 2), -3.0))
+            )
+    mass = {
+        row["head"]: (row["layer"], row["future_mass"], row["max_abs_logit"])
+        for row in rows(run, "attention")
+    }
+    assert mass == {0: (1, 0.0, 3.0), 1: (1, 0.25, 3.0)}
+
+
+def test_hooks_outside_a_step_keep_nothing(run: Path) -> None:
+    """An evaluation between two steps is not part of either."""
+    model = TestModel()
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        model.relu([[1.0, 1.0]])
+        assert recorder.capture.activations == {}
+
+
+def test_arrays_are_let_go_when_the_step_ends(run: Path) -> None:
+    """The recorder must not hold memory of the training between steps."""
+    model = TestModel()
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        with recorder.step(0):
+            model.relu([[1.0, 1.0]])
+            assert set(recorder.capture.activations) == {"mlp.relu"}
+        assert recorder.capture.activations == {}
+
+
+def test_detaching_leaves_nothing_in_the_model(run: Path) -> None:
+    """Every hook that attach put in is taken out again, also by closing."""
+    model = TestModel()
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        assert len(model.all_hooks()) == 5  # one weight, three modules, one attention
+    assert model.all_hooks() == []
+
+
+def test_tensors_are_named_with_their_place(run: Path) -> None:
+    """A weight belongs to its module and layer, and the second name of a tied one is noted."""
+    model = TestModel()
+    with Recorder(run) as recorder:
+        recorder.attach(model)
+        with recorder.step(0):
+            model.relu([[1.0, 1.0]])
+    weight, relu = rows(run, "tensor_names")
+    assert (weight["name"], weight["module"], weight["layer"], weight["tied_to"]) == (
+        "mlp.weight", "mlp", 0, "head.weight",
+    )  # fmt: skip
+    assert (relu["name"], relu["role"], relu["shape"], relu["trainable"]) == ("mlp.relu", "relu", "[2]", None)
