@@ -51,8 +51,12 @@ class UnitWindow:
 
     def add(self, output: Array) -> None:
         """Add the (tokens, units) output of one forward pass."""
-        # One maximum is a fast pass, and NaN comes through it: a unit that is NaN is not silent.
-        self.fired |= output.max(axis=0, initial=0.0) != 0
+        silent = np.flatnonzero(~self.fired)
+        if silent.size:  # most units fire in the first step of a window and need no second look
+            candidates = output if silent.size > output.shape[1] // 4 else output[:, silent]
+            # One maximum is a fast pass, and NaN comes through it: a unit that is NaN is not silent.
+            fires = candidates.max(axis=0, initial=0.0) != 0
+            self.fired[fires if candidates is output else silent[fires]] = True
         self.token_count += output.shape[0]
 
 

@@ -30,6 +30,7 @@ from recorder import schema
 from recorder.capture import Capture, Place, attach_hooks
 from recorder.errors import RecorderError
 from recorder.hooks import Array, Handle, WatchedModel
+from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
 from recorder.signals import Block, Cadence, StepSignals, TensorCatalogue
 from recorder.statistics import combined_hash, content_hash
@@ -121,7 +122,8 @@ class Recorder:
         self._handles: list[Handle] = []
         self._places: dict[str, Place] = {}
         self._catalogue = TensorCatalogue()
-        self._signals = StepSignals(self.cadence, self._catalogue)
+        self._kernel = best_kernel()
+        self._signals = StepSignals(self.cadence, self._catalogue, self._kernel)
         self._current: StepRecord | None = None
         self._step_start = 0.0
         self._recorder_seconds = 0.0
@@ -283,7 +285,11 @@ class Recorder:
                 f"{self.run_directory}: can not record here: {error.strerror}; "
                 "free the path or name another run directory"
             ) from error
-        start = {"environment": environment(), "cadence": dataclasses.asdict(self.cadence)}
+        start = {
+            "environment": environment(),
+            "cadence": dataclasses.asdict(self.cadence),
+            "kernel": self._kernel.name,
+        }
         self.log_event("segment_started", f"segment {self.segment} of rank {self.rank}", payload=start)
 
     def _claim_segment(self, log: Path) -> int:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from recorder.capture import Capture, Place
 from recorder.hooks import Array, Attention
+from recorder.kernel import Kernel
 from recorder.statistics import (
     SpectralNorm,
-    Summarizer,
     Summary,
     all_finite,
     attention_entropy,
@@ -26,6 +26,7 @@ from recorder.statistics import (
     attention_max_abs_logit,
     combined_hash,
     content_hash,
+    summarize_all,
 )
 from recorder.writer import Value
 
@@ -96,20 +97,28 @@ class TensorCatalogue:
         self.unwritten.append(row | {"shape": json.dumps(list(shape)), **flags})
 
 
+class PreviousGradient(NamedTuple):
+    """The last recorded gradient of all parameters, end to end, in a buffer that is written over."""
+
+    step: int
+    norm: float
+    flat: Array
+
+
 class StepSignals:
     """Computes the rows of one step after another. Weights are read before the update, the rest after."""
 
     weights_hash: int | None = None
     gradient_cosine_previous: float | None = None
 
-    def __init__(self, cadence: Cadence, catalogue: TensorCatalogue) -> None:
+    def __init__(self, cadence: Cadence, catalogue: TensorCatalogue, kernel: Kernel) -> None:
         self._cadence = cadence
         self._catalogue = catalogue
-        self._summarizer = Summarizer()
+        self._kernel = kernel
         self._spectral: dict[str, SpectralNorm] = {}
         self._blocks: list[Block] = []
         self._weights_before: dict[str, Array] = {}
-        self._previous_gradient: tuple[int, Array] | None = None
+        self._previous_gradient: PreviousGradient | None = None
 
     # A NaN or an overflow is data here, even where the training loop asked NumPy to raise on them.
     @np.errstate(all="ignore")
@@ -119,7 +128,7 @@ class StepSignals:
         self._blocks = []
         self.weights_hash = None
         due = any(_due(step, every) for every in (cadence.weights, cadence.spectral_norms, cadence.hashes))
-        if due or not all(all_finite(weight) for weight in weights.values()):
+        if due or not all_finite(list(weights.values()), self._kernel):
             self._blocks += self._weight_blocks(step)
         if _due(step, cadence.updates):
             self._weights_before = {name: weight.copy() for name, weight in weights.items()}
@@ -153,7 +162,7 @@ class StepSignals:
         for layer, attention in capture.attentions.items():
             with_entropy = everything or _due(step, cadence.attention_entropy)
             if with_entropy or _due(step, cadence.attention):
-                blocks.append(_attention_block(step, layer, attention, with_entropy))
+                blocks.append(_attention_block(step, layer, attention, self._kernel, with_entropy))
         if cadence.unit_window and (step + 1) % cadence.unit_window == 0:
             blocks += self.close_windows(step, capture)
         return self._catalogue.take_blocks() + blocks
@@ -222,19 +231,26 @@ class StepSignals:
             block = self._tensor_block(step, "gradient", [ids[name] for name in arrived], arrived.values())
             blocks.append(block)
             block.columns["has_gradient"] = True
-            self._compare_with_previous(step, np.concatenate([g.ravel() for g in arrived.values()]))
+            self._compare_with_previous(step, list(arrived.values()), block.columns["l2_norm"])
         if missing:
             columns = {"step": step, "kind": "gradient", "has_gradient": False}
             blocks.append(Block("tensors", len(missing), columns | {"tensor_id": np.array(missing)}))
         return blocks
 
-    def _compare_with_previous(self, step: int, gradient: Array) -> None:
-        """Set the cosine with the step before's gradient; null after a gap."""
-        previous, self._previous_gradient = self._previous_gradient, (step, gradient)
-        if previous is None or previous[0] != step - 1 or previous[1].size != gradient.size:
+    def _compare_with_previous(self, step: int, gradients: list[Array], norms: Array) -> None:
+        """Set the cosine with the step before's gradient; null after a gap and for other than float32."""
+        previous = self._previous_gradient
+        count = sum(gradient.size for gradient in gradients)
+        self._previous_gradient = None
+        if any(gradient.dtype != np.float32 for gradient in gradients):
             return
-        lengths = np.float64(np.dot(gradient, gradient)) * np.float64(np.dot(previous[1], previous[1]))
-        self.gradient_cosine_previous = float(np.dot(gradient, previous[1]) / np.sqrt(lengths))
+        if previous is None or previous.flat.size != count:
+            previous = PreviousGradient(-1, 0.0, np.zeros(count, np.float32))
+        product = self._kernel.dot_and_replace([gradient.ravel() for gradient in gradients], previous.flat)
+        norm = float(np.sqrt(np.dot(norms, norms)))
+        if previous.step == step - 1:
+            self.gradient_cosine_previous = float(np.float64(product) / (norm * previous.norm))
+        self._previous_gradient = PreviousGradient(step, norm, previous.flat)
 
     def _update_block(self, step: int) -> Block:
         weights, before = self._catalogue.weights, self._weights_before
@@ -242,7 +258,7 @@ class StepSignals:
         return self._tensor_block(step, "update", ids, [weights[n] - old for n, old in before.items()])
 
     def _tensor_block(self, step: int, kind: str, ids: Sequence[int], arrays: Iterable[Array]) -> Block:
-        summaries = self._summarizer.summarize_all(list(arrays))
+        summaries = summarize_all(list(arrays), self._kernel)
         columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": np.array(ids)}
         columns |= {name: summaries[:, index] for index, name in enumerate(Summary._fields)}
         return Block("tensors", len(ids), columns)
@@ -253,9 +269,11 @@ def _place(name: str, places: Mapping[str, Place]) -> Place:
     return places.get(name) or Place(name, name, None, "activation")
 
 
-def _attention_block(step: int, layer: int, attention: Attention, with_entropy: bool) -> Block:
+def _attention_block(
+    step: int, layer: int, attention: Attention, kernel: Kernel, with_entropy: bool
+) -> Block:
     probabilities, token_mask = attention.probabilities, attention.token_mask
-    columns: dict[str, Value] = dict(attention_mass(probabilities, token_mask)._asdict())
+    columns: dict[str, Value] = dict(attention_mass(probabilities, token_mask, kernel)._asdict())
     if with_entropy:
         columns["entropy"] = attention_entropy(probabilities, token_mask)
         columns["max_abs_logit"] = attention_max_abs_logit(attention.logits(), token_mask)

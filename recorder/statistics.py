@@ -15,6 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recorder.kernel import (
+    ABSOLUTE_SUM,
+    MAXIMUM,
+    MINIMUM,
+    SQUARE_SUM,
+    SUM,
+    ZERO_COUNT,
+    Kernel,
+    empty_totals,
+)
+
 Array = NDArray[Any]
 
 # A float32 sum of squares is trusted between these: below, squares of float32 values near 1e-19 lose
@@ -22,8 +33,6 @@ Array = NDArray[Any]
 _SMALLEST_TRUSTED_SQUARE_SUM = 1e-24
 # var = mean(x^2) - mean^2 loses log2(mean(x^2) / var) bits; a share of 1/64 leaves at least 17 of 23.
 _SMALLEST_TRUSTED_VARIANCE_SHARE = 1 / 64
-_CHUNK = 1 << 16
-"""Elements that are worked on at a time: a chunk and its scratch copy stay in a 2 MiB cache."""
 
 
 class Summary(NamedTuple):
@@ -47,103 +56,54 @@ class Summary(NamedTuple):
         return self.nan_count + self.positive_infinity_count + self.negative_infinity_count == 0
 
 
-class _Totals:
-    """Running sums and extremes of several arrays, each (arrays,) float64."""
-
-    def __init__(self, count: int) -> None:
-        self.sum, self.square_sum, self.absolute_sum, self.zero_count = np.zeros((4, count))
-        self.minimum = np.full(count, np.inf)
-        self.maximum = np.full(count, -np.inf)
-
-    def rows(self, element_count: Array) -> Array:
-        """(arrays, statistics) in the order of Summary; NaN std marks a row that is not to be trusted."""
-        mean = self.sum / element_count
-        mean_square = self.square_sum / element_count
-        variance = mean_square - mean * mean
-        trusted = (
-            (self.square_sum > _SMALLEST_TRUSTED_SQUARE_SUM)
-            & (self.square_sum < np.inf)
-            & (variance >= _SMALLEST_TRUSTED_VARIANCE_SHARE * mean_square)
-        )
-        trusted |= self.zero_count == element_count  # all zero: nothing to lose, and common in gradients
-        statistics = np.zeros((len(mean), len(Summary._fields)))
-        statistics[:, 0] = element_count
-        statistics[:, 1] = np.sqrt(self.square_sum)
-        statistics[:, 2] = mean
-        statistics[:, 3] = self.absolute_sum / element_count
-        statistics[:, 4] = np.where(trusted, np.sqrt(variance), np.nan)
-        statistics[:, 5] = self.minimum
-        statistics[:, 6] = self.maximum
-        statistics[:, 7] = self.zero_count / element_count
-        return statistics
+_STD = Summary._fields.index("std")
 
 
-class Summarizer:
-    """Computes summaries of many arrays at once, with buffers that are kept between calls.
+def summarize(array: Array, kernel: Kernel) -> Summary:
+    """Summary of one array of any shape and float dtype."""
+    return Summary(*summarize_all([array], kernel)[0].tolist())
 
-    Small arrays are packed into one chunk and large ones are cut into chunks, and each statistic of a
-    chunk is one NumPy call for all of its arrays: calls, not arithmetic, are what small arrays cost.
+
+def summarize_all(arrays: Sequence[Array], kernel: Kernel) -> Array:
+    """(arrays, statistics) float64, columns in the order of Summary; any shapes and float dtypes.
+
+    Moments of float32 input are float32 sums of a few terms and float64 sums of these;
+    tests/test_statistics.py derives the error bound. Arrays that are not float32, not finite, or
+    badly conditioned are done in float64. Without a finite element the moments are NaN.
     """
+    flat_arrays = [array if array.ndim == 1 else array.ravel() for array in arrays]
+    totals = empty_totals(len(arrays))
+    if all(flat.dtype == np.float32 and flat.flags.c_contiguous for flat in flat_arrays):
+        kernel.add_totals(flat_arrays, totals)
+        statistics = _statistics(totals, np.array([max(flat.size, 1) for flat in flat_arrays], np.float64))
+    else:
+        statistics = np.full((len(arrays), len(Summary._fields)), np.nan)
+    for index in np.flatnonzero(np.isnan(statistics[:, _STD])).tolist():
+        statistics[index] = _summarize_slowly(flat_arrays[index])
+    return statistics
 
-    def __init__(self) -> None:
-        self._packed = np.empty(_CHUNK, np.float32)
-        self._scratch = np.empty(_CHUNK, np.float32)
-        self._is_zero = np.empty(_CHUNK, np.bool_)
 
-    def summarize(self, array: Array) -> Summary:
-        """Summary of one array of any shape and float dtype."""
-        return Summary(*self.summarize_all([array])[0].tolist())
-
-    def summarize_all(self, arrays: Sequence[Array]) -> Array:
-        """(arrays, statistics) float64, columns in the order of Summary; any shapes and float dtypes.
-
-        Moments of float32 input are pairwise float32 sums within chunks and float64 sums between them;
-        tests/test_statistics.py derives the error bound. Arrays that are not float32, not finite, or
-        badly conditioned are done in float64. Without a finite element the moments are NaN.
-        """
-        flat_arrays = [np.ravel(array) for array in arrays]
-        totals = _Totals(len(arrays))
-        packed: list[tuple[int, Array]] = []  # pieces that share the next chunk, with their array's index
-        packed_size = 0
-        for index, flat in enumerate(flat_arrays):
-            for start in range(0, flat.size if flat.dtype == np.float32 else 0, _CHUNK):
-                piece = flat[start : start + _CHUNK]
-                if piece.size > _CHUNK // 2:
-                    self._add(totals, [index], piece, [0])
-                    continue
-                if packed_size + piece.size > _CHUNK:
-                    self._add_packed(totals, packed)
-                    packed_size = 0
-                packed.append((index, piece))
-                packed_size += piece.size
-        self._add_packed(totals, packed)
-        statistics = totals.rows(np.array([max(flat.size, 1) for flat in flat_arrays], np.float64))
-        for index in np.flatnonzero(np.isnan(statistics[:, 4])).tolist():
-            statistics[index] = _summarize_slowly(flat_arrays[index])
-        return statistics
-
-    def _add_packed(self, totals: _Totals, packed: list[tuple[int, Array]]) -> None:
-        """Add the pieces to their arrays' totals and clear the list."""
-        if packed:
-            sizes = [piece.size for _, piece in packed]
-            chunk = self._packed[: sum(sizes)]
-            np.concatenate([piece for _, piece in packed], out=chunk)
-            self._add(totals, [index for index, _ in packed], chunk, np.cumsum([0, *sizes[:-1]]))
-            packed.clear()
-
-    def _add(self, totals: _Totals, indices: list[int], chunk: Array, starts: Any) -> None:
-        """Add the segments of a chunk, which begin at ``starts``, to the totals of their arrays."""
-        scratch = self._scratch[: chunk.size]
-        totals.sum[indices] += np.add.reduceat(chunk, starts)
-        totals.square_sum[indices] += np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
-        # Clearing the sign bit is |x| and turns -0.0 into 0; integers compare faster than floats.
-        magnitude = scratch.view(np.int32)
-        np.bitwise_and(chunk.view(np.int32), 0x7FFFFFFF, out=magnitude)
-        totals.absolute_sum[indices] += np.add.reduceat(scratch, starts)
-        is_zero = np.equal(magnitude, 0, out=self._is_zero[: chunk.size])
-        totals.zero_count[indices] += np.add.reduceat(is_zero, starts, dtype=np.int32)
-        totals.minimum[indices] = np.minimum(totals.minimum[indices], np.minimum.reduceat(chunk, starts))
-        totals.maximum[indices] = np.maximum(totals.maximum[indices], np.maximum.reduceat(chunk, starts))
+def _statistics(totals: Array, element_count: Array) -> Array:
+    """(arrays, statistics) in the order of Summary; NaN std marks a row that is not to be trusted."""
+    sums = totals / element_count[:, None]
+    mean, mean_square = sums[:, SUM], sums[:, SQUARE_SUM]
+    variance = mean_square - mean * mean
+    trusted = (
+        (totals[:, SQUARE_SUM] > _SMALLEST_TRUSTED_SQUARE_SUM)
+        & (mean_square < np.inf)
+        & (variance >= _SMALLEST_TRUSTED_VARIANCE_SHARE * mean_square)
+    )
+    trusted |= totals[:, ZERO_COUNT] == element_count  # all zero: nothing to lose, and common in gradients
+    statistics = np.zeros((len(totals), len(Summary._fields)))
+    statistics[:, 0] = element_count
+    statistics[:, 1] = np.sqrt(totals[:, SQUARE_SUM])
+    statistics[:, 2] = mean
+    statistics[:, 3] = sums[:, ABSOLUTE_SUM]
+    statistics[:, _STD] = np.where(trusted, np.sqrt(variance), np.nan)
+    statistics[:, 5] = totals[:, MINIMUM]
+    statistics[:, 6] = totals[:, MAXIMUM]
+    statistics[:, 7] = sums[:, ZERO_COUNT]
+    return statistics
 
 
 def _summarize_slowly(flat: Array) -> Summary:
@@ -170,10 +130,12 @@ def _summarize_slowly(flat: Array) -> Summary:
     )
 
 
-def all_finite(array: Array) -> bool:
+def all_finite(arrays: Sequence[Array], kernel: Kernel) -> bool:
     """No element is NaN or infinite. One streaming pass, two when squares overflow."""
-    flat = np.ravel(array)
-    return bool(math.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
+    flat = [array.ravel() for array in arrays]
+    if all(array.dtype == np.float32 for array in flat) and kernel.square_sums_finite(flat):
+        return True
+    return all(bool(np.isfinite(array).all()) for array in flat)
 
 
 class SpectralNorm:
@@ -259,24 +221,17 @@ class AttentionSummary(NamedTuple):
     first_row_entropy: Array
 
 
-def attention_mass(probabilities: Array, token_mask: NDArray[np.bool_]) -> AttentionSummary:
+def attention_mass(probabilities: Array, token_mask: NDArray[np.bool_], kernel: Kernel) -> AttentionSummary:
     """Attention on later keys, and the entropy in nats of query 0, per head.
 
     probabilities: (B, H, T, T) query x key; token_mask: (B, T). Means are over real queries.
     Sums of exact zeros are exactly zero, so ``future_mass > 0`` is proof, not a tolerance.
     """
-    batch, heads, length, _ = probabilities.shape
-    first = _entropy_rows(probabilities[token_mask[:, 0], :, 0, :]).mean(axis=0)
-    every_key = np.ones((length, length), probabilities.dtype)
-    later_keys = np.stack([np.triu(every_key, k=1 + beyond) for beyond in (0, 1)])  # (2, T, T)
-    # A healthy mask leaves exact zeros everywhere, and one matrix-vector product sees that.
-    if not (probabilities.reshape(batch * heads, -1) @ later_keys[0].ravel()).any():
-        return AttentionSummary(np.zeros(heads), np.zeros(heads), first)
-    selectors = later_keys * token_mask[:, None, :, None]  # real queries only
-    # (B, H, TT) @ (B, TT, 2): one small matrix product for each row of the batch
-    sums = probabilities.reshape(batch, heads, -1) @ selectors.reshape(batch, 2, -1).transpose(0, 2, 1)
-    mass = sums.sum(axis=0, dtype=np.float64) / max(int(token_mask.sum()), 1)
-    return AttentionSummary(mass[:, 0], mass[:, 1], first)
+    mass = kernel.future_mass(probabilities, token_mask) / max(int(token_mask.sum()), 1)
+    first_rows = probabilities[token_mask[:, 0], :, 0]  # (B, H, T)
+    if (first_rows[..., 0] == 1).all():  # causal: query 0 sees one key; no logarithm needed
+        return AttentionSummary(mass[:, 0], mass[:, 1], np.zeros(len(mass)))
+    return AttentionSummary(mass[:, 0], mass[:, 1], _entropy_rows(first_rows).mean(axis=0))
 
 
 def attention_entropy(probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:

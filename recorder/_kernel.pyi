@@ -1,0 +1,13 @@
+"""Types of the compiled kernel; recorder/kernel.py says what the functions do."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def add_totals(arrays: list[NDArray[Any]], totals: NDArray[np.float64], /) -> None: ...
+def dot_and_replace(arrays: list[NDArray[Any]], previous: NDArray[np.float32], /) -> float: ...
+def square_sums_finite(arrays: list[NDArray[Any]], /) -> bool: ...
+def future_mass(
+    probabilities: NDArray[np.float32], real: NDArray[np.uint8], sums: NDArray[np.float64], /
+) -> None: ...
