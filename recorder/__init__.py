@@ -1,9 +1,9 @@
 """Flight recorder for training loops: hooks that append columnar records to Arrow IPC streams."""
 
+from recorder.cadence import Cadence
 from recorder.errors import RecorderError
 from recorder.manifest import LabelRoles, Manifest, ReferenceLosses
 from recorder.recorder import EvaluationLosses, Recorder, StepRecord
-from recorder.signals import Cadence
 from recorder.statistics import combined_hash, content_hash
 
 __all__ = [

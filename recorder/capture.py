@@ -2,6 +2,10 @@
 
 Hooks keep references and compute nothing, with one exception: which units have fired is a bitmap
 over a window of steps, so it takes one maximum per step. Outside a step hooks return at once.
+
+Activations and weight gradients live until the step ends anyway, so keeping them is free. Gradients of
+activations do not: backward frees each as soon as it is used, and keeping them makes the allocator ask
+for new pages at every step. They are kept in steps that record them only.
 """
 
 from __future__ import annotations
@@ -65,6 +69,7 @@ class Capture:
     """The arrays of the current step; ``recording`` is true between its begin and its end."""
 
     recording: bool = False
+    keeps_activation_gradients: bool = False
     step: int = 0
     seconds: float = 0.0  # computing time spent in hooks during the step
     gradients: dict[str, Array] = field(default_factory=dict)
@@ -72,20 +77,24 @@ class Capture:
     activation_gradients: dict[str, Array] = field(default_factory=dict)
     attentions: dict[int, Attention] = field(default_factory=dict)  # by layer
     units: dict[str, UnitWindow] = field(default_factory=dict)  # by module; outlives the step
+    errors: list[tuple[str, Exception]] = field(default_factory=list)  # (hook, what it raised)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, keeps_activation_gradients: bool) -> None:
         """Let hooks keep what they see."""
         self.recording = True
+        self.keeps_activation_gradients = keeps_activation_gradients
         self.step = step
         self.seconds = 0.0
 
-    def end(self) -> None:
-        """Let go of every array."""
+    def end(self) -> list[tuple[str, Exception]]:
+        """Let go of every array; returns what hooks have raised."""
         self.recording = False
+        errors, self.errors = self.errors, []
         self.gradients.clear()
         self.activations.clear()
         self.activation_gradients.clear()
         self.attentions.clear()
+        return errors
 
 
 def attach_hooks(model: WatchedModel, capture: Capture) -> tuple[list[Handle], dict[str, Place]]:
@@ -124,19 +133,26 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
     counts_units = module.role in UNIT_ROLES
     layer = -1 if module.layer is None else module.layer
 
-    def hook(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
-        if not capture.recording:
-            return
-        start = time.perf_counter()
+    def keep(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
         real: Callable[[Array], Array] = partial(_real_tokens, token_mask=token_mask)
         activation = real(output.data)
         capture.activations[name] = activation
-        output.register_gradient_hook(lambda gradient: _keep_gradient(capture, name, real(gradient)))
+        if capture.keeps_activation_gradients:
+            output.register_gradient_hook(lambda gradient: _keep_gradient(capture, name, real(gradient)))
         if counts_units:
             if name not in capture.units:
                 fired = np.zeros(activation.shape[-1], np.bool_)
                 capture.units[name] = UnitWindow(layer, fired, capture.step)
             capture.units[name].add(activation.reshape(-1, activation.shape[-1]))
+
+    def hook(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
+        if not capture.recording:
+            return
+        start = time.perf_counter()
+        try:
+            keep(output, token_mask)
+        except Exception as error:  # a hook must never break the forward pass; the recorder reports it
+            capture.errors.append((name, error))
         capture.seconds += time.perf_counter() - start
 
     return hook

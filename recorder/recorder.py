@@ -14,33 +14,28 @@ import dataclasses
 import json
 import os
 import sys
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from recorder import schema
+from recorder.cadence import Cadence, OverheadBudget, is_due
 from recorder.capture import Capture, Place, attach_hooks
 from recorder.errors import RecorderError
 from recorder.hooks import Array, Handle, WatchedModel
 from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
-from recorder.signals import Block, Cadence, StepSignals, TensorCatalogue
+from recorder.segment import OnError, Segment
+from recorder.signals import StepSignals, TensorCatalogue
 from recorder.statistics import combined_hash, content_hash
-from recorder.writer import Stream, Value
-
-FLUSH_SECONDS = 0.5
-"""Rows wait at most this long, so that a killed process loses less than a second of them."""
-HEARTBEAT_SECONDS = 5.0
-
-Steps = Mapping[str, Value]
+from recorder.writer import Block, Value
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,11 @@ LOGGED_COLUMNS = frozenset(schema.STEPS.column_names()) - MADE_COLUMNS
 
 
 class Recorder:
-    """Appends one segment of a run directory: opens its streams, writes its manifest, closes cleanly.
+    """Records one process of a training run, in one or more segments of its run directory.
 
-    on_error: "warn" lets training go on when the log can not be written, with one line on stderr and
-    a summary at the end of what is missing; "raise" raises RecorderError at the next call.
+    One thread drives the steps; events and evaluations may come from any thread. In a forked child (a data
+    worker) every call does nothing. A step number that does not increase begins a new segment, so that
+    both histories stay readable.
     """
 
     def __init__(
@@ -107,32 +103,54 @@ class Recorder:
         manifest: Manifest | None = None,
         *,
         cadence: Cadence | None = None,
+        overhead_budget: float | None = None,
         rank: int = 0,
-        on_error: Literal["warn", "raise"] = "warn",
+        world_size: int = 1,
+        on_error: OnError = "warn",
+        fsync_seconds: float = 30.0,
+        quiet: bool = False,
     ) -> None:
-        """Create or continue a run. Raises RecorderError when the directory can not be written."""
+        """Create or continue a run. Raises RecorderError when the directory can not be written.
+
+        overhead_budget: share of the training time, for example 0.02; cadences slow down to keep it, and
+            an event says which cadence is in force.
+        rank, world_size: each rank writes its own files; rank 0 writes the manifest.
+        on_error: "warn" lets training go on when something can not be recorded, with one line on stderr, an
+            event, and a summary at the end of what is missing; "raise" raises RecorderError at the next call.
+        fsync_seconds: how much a power loss may cost; 0 leaves it to the operating system.
+        quiet: do not say on stderr where the log is and what it cost.
+        """
         self.run_directory = Path(run_directory)
         self.cadence = cadence or Cadence()
-        self.rank = rank
+        self.rank, self.world_size = rank, world_size
         self.capture = Capture()
         self._on_error = on_error
-        self._lock = threading.Lock()
-        self._streams: dict[str, Stream] = {}
-        self._warned: set[str] = set()
+        self._fsync_seconds = fsync_seconds
+        self._quiet = quiet
         self._handles: list[Handle] = []
         self._places: dict[str, Place] = {}
         self._catalogue = TensorCatalogue()
         self._kernel = best_kernel()
         self._signals = StepSignals(self.cadence, self._catalogue, self._kernel)
+        self._budget = None if overhead_budget is None else OverheadBudget(overhead_budget)
         self._current: StepRecord | None = None
         self._step_start = 0.0
         self._recorder_seconds = 0.0
-        self._last_step = 0
+        self._total_seconds = np.zeros(2)  # recorder, whole steps
+        self._last_step: int | None = None  # of this segment
         self._evaluated: dict[tuple[int, str], int] = {}
-        self._closed = threading.Event()
-        self._open_directory(manifest or Manifest(self.run_directory.name))
-        self._flusher = threading.Thread(target=self._flush_regularly, name="recorder-flush", daemon=True)
-        self._flusher.start()
+        self._told: set[str] = set()
+        self._closed = False
+        self._segment = self._open(manifest or Manifest(self.run_directory.name))
+        self._log_segment_start()
+        self._say(
+            f"logging to {self.run_directory}, segment {self.segment}, {self._kernel.name} statistics kernel"
+        )
+
+    @property
+    def segment(self) -> int:
+        """Number of the segment that is being written."""
+        return self._segment.number
 
     # What a training loop calls ---------------------------------------------------------------
 
@@ -143,10 +161,8 @@ class Recorder:
         self._places.update(places)
         tied = {first: second for second, first in model.tied_names()}
         for name, parameter in model.named_parameters():
-            weight = parameter.data
-            self._catalogue.add_weight(
-                places[name], weight, parameter.trainable, parameter.weight_decay, tied.get(name)
-            )
+            flags = parameter.trainable, parameter.weight_decay, tied.get(name)
+            self._catalogue.add_weight(places[name], parameter.data, *flags)
         return handles
 
     def watch(self, weights: Mapping[str, Array]) -> None:
@@ -168,16 +184,13 @@ class Recorder:
 
     def log_examples(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the table of examples once: example_id, split, content_hash, and label columns of text."""
-        contract = schema.EXAMPLES.arrow_schema()
-        labels = [name for name in columns if name not in contract.names]
-        for name in labels:
-            contract = contract.append(pa.field(name, schema.KEYED_STRING))
-        if "examples" in self._streams:
-            raise RecorderError(f"{self.run_directory}: the examples of this segment are logged already")
+        arrow_schema = schema.EXAMPLES.arrow_schema()
+        for name in columns:
+            if name not in arrow_schema.names:
+                arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_STRING))
+        self._segment.open("examples", arrow_schema)
         values = {name: _column_values(column) for name, column in columns.items()}
-        with self._lock:
-            self._streams["examples"] = self._open_stream("examples", contract)
-            self._streams["examples"].append(values, len(next(iter(columns.values()))))
+        self._segment.append([Block("examples", len(next(iter(columns.values()))), values)])
 
     def log_evaluation(
         self, step: int, split: str, losses: EvaluationLosses, *, evaluation_mode: bool = True
@@ -186,8 +199,6 @@ class Recorder:
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
         weights = self._catalogue.weights.values()
-        columns = dataclasses.asdict(losses)
-        sums = {name: column.sum() for name, column in columns.items() if name.endswith(("sum", "count"))}
         row = {
             "step": step,
             "split": split,
@@ -195,12 +206,13 @@ class Recorder:
             "weights_hash": combined_hash(content_hash(weight) for weight in weights) if weights else None,
             "evaluation_mode": evaluation_mode,
         }
-        with self._lock:
-            self._append("evaluations", row | sums)
-            if repeat == 0:
-                examples = columns | {"step": step, "split": split}
-                self._append("example_losses", examples, len(losses.example_id))
-        self._after_write()
+        columns = dataclasses.asdict(losses)
+        sums = {name: column.sum() for name, column in columns.items() if name.endswith(("sum", "count"))}
+        blocks = [Block("evaluations", 1, row | sums)]
+        if repeat == 0:
+            examples = columns | {"step": step, "split": split}
+            blocks.append(Block("example_losses", len(losses.example_id), examples))
+        self._segment.append(blocks)
 
     def log_event(
         self, kind: str, message: str, *, step: int | None = None, payload: Mapping[str, Any] | None = None
@@ -213,14 +225,11 @@ class Recorder:
             "message": message,
             "payload": json.dumps(payload or {}, ensure_ascii=False, default=str),
         }
-        with self._lock:
-            self._append("events", row)
-            self._streams["events"].flush()
-        self._after_write()
+        self._segment.append([Block("events", 1, row)], flush=True)
 
     def close(self) -> None:
         """Log the event ``finished`` and close the run. A second call does nothing."""
-        self._close("finished", "the run finished", {})
+        self._close("finished", "the run finished")
 
     def __enter__(self) -> Self:
         return self
@@ -231,132 +240,147 @@ class Recorder:
         if error is None:
             self.close()
         else:
-            self._close("exception", f"{type(error).__name__}: {error}".splitlines()[0], {})
+            self._close("exception", f"{type(error).__name__}: {error}".splitlines()[0])
 
     # The step ---------------------------------------------------------------------------------
 
     def begin_step(self, record: StepRecord) -> None:
         """Take what must be seen before the update; called by ``with recorder.step(step)``."""
+        if self._segment.foreign:
+            return
         if self._current is not None:
             raise RecorderError(
                 f"step {record.step}: step {self._current.step} has not ended; do not nest steps"
             )
-        if self._closed.is_set():
+        if self._closed:
             raise RecorderError(f"step {record.step}: the recorder of {self.run_directory} is closed")
         self._step_start = time.perf_counter()
+        if self._last_step is not None and record.step <= self._last_step:
+            self._begin_next_segment(record.step)
         self._current = record
         self._last_step = record.step
-        self.capture.begin(record.step)
-        self._signals.before_update(record.step)
+        self.capture.begin(record.step, is_due(record.step, self._signals.cadence.activation_gradients))
+        self._guard("weights", record.step, lambda: self._signals.before_update(record.step))
         self._recorder_seconds = time.perf_counter() - self._step_start
 
     def end_step(self, record: StepRecord, *, completed: bool) -> None:
         """Summarise and append the step's rows; called at the end of ``with recorder.step(step)``."""
+        if self._segment.foreign:
+            return
         start = time.perf_counter()
-        blocks = self._signals.after_update(record.step, record.logged, self.capture, self._places, completed)
-        self.capture.end()
         self._current = None
+        blocks: list[Block] = []
+        self._guard(
+            "statistics",
+            record.step,
+            lambda: blocks.extend(
+                self._signals.after_update(record.step, record.logged, self.capture, self._places, completed)
+            ),
+        )
+        hook_errors = self.capture.end()
         now = time.perf_counter()
-        row = dict(record.logged)
-        if record.logged.get("loss_token_count"):
-            row["train_loss"] = record.logged["loss_sum"] / record.logged["loss_token_count"]
-        row |= {"weights_hash": self._signals.weights_hash} if row.get("weights_hash") is None else {}
-        row |= {
+        seconds = self._recorder_seconds + self.capture.seconds + now - start
+        row = self._step_row(record, seconds, now - self._step_start)
+        self._segment.append([*blocks, Block("steps", 1, row)])
+        for hook, error in hook_errors:
+            self._tell(f"hook on {hook}", record.step, error)
+        self._account(record.step, seconds, now - self._step_start)
+
+    def _step_row(self, record: StepRecord, recorder_seconds: float, step_seconds: float) -> dict[str, Value]:
+        row: dict[str, Value] = {"weights_hash": self._signals.weights_hash, **record.logged}
+        if row.get("loss_token_count") and row.get("loss_sum") is not None:
+            row["train_loss"] = row["loss_sum"] / row["loss_token_count"]
+        return row | {
             "gradient_cosine_previous": self._signals.gradient_cosine_previous,
             "step": record.step,
             "wall_time": _microseconds(),
-            "step_seconds": now - self._step_start,
-            "recorder_seconds": self._recorder_seconds + self.capture.seconds + now - start,
+            "step_seconds": step_seconds,
+            "recorder_seconds": recorder_seconds,
         }
-        self._append_blocks([*blocks, Block("steps", 1, row)])
-        self._after_write()
 
-    # Files ------------------------------------------------------------------------------------
+    def _account(self, step: int, recorder_seconds: float, step_seconds: float) -> None:
+        """Sum up the cost, and slow the cadences down when it is over the budget."""
+        self._total_seconds += recorder_seconds, step_seconds
+        if self._budget is not None and self._budget.spend(recorder_seconds, step_seconds):
+            self._signals.cadence = self.cadence.slowed(self._budget.factor)
+            in_force = dataclasses.asdict(self._signals.cadence)
+            message = f"cadences {self._budget.factor} times slower from the next step"
+            self.log_event("cadence", message, step=step, payload=in_force)
 
-    def _open_directory(self, manifest: Manifest) -> None:
-        log = self.run_directory / schema.LOG_DIRECTORY
+    def _guard(self, what: str, step: int, work: Callable[[], None]) -> None:
+        """Do the recorder's own work without ever harming the training, unless ``on_error`` asks for it."""
         try:
-            log.mkdir(parents=True, exist_ok=True)
-            if not (self.run_directory / schema.MANIFEST_FILE).exists():
+            work()
+        except Exception as error:  # whatever it is: the training must go on
+            self._tell(what, step, error)
+
+    def _tell(self, what: str, step: int, error: Exception) -> None:
+        """Report a failure of the recorder itself, each kind once."""
+        line = f"step {step}: recording {what} failed: {type(error).__name__}: {error}"
+        if self._on_error == "raise":
+            raise RecorderError(line) from error
+        if what not in self._told:
+            self._told.add(what)
+            print(f"recorder: {line}; training goes on, rows are missing", file=sys.stderr)
+            self.log_event("warning", line, step=step)
+
+    # Segments ---------------------------------------------------------------------------------
+
+    def _open(self, manifest: Manifest) -> Segment:
+        try:
+            self.run_directory.mkdir(parents=True, exist_ok=True)
+            if self.rank == 0 and not (self.run_directory / schema.MANIFEST_FILE).exists():
                 manifest.completed().write(self.run_directory)
-            self.segment = self._claim_segment(log)
+            return Segment(self.run_directory, self.rank, self._on_error, self._fsync_seconds)
         except OSError as error:
             raise RecorderError(
                 f"{self.run_directory}: can not record here: {error.strerror}; "
                 "free the path or name another run directory"
             ) from error
-        start = {
+
+    def _log_segment_start(self, step: int | None = None) -> None:
+        payload = {
             "environment": environment(),
-            "cadence": dataclasses.asdict(self.cadence),
+            "cadence": dataclasses.asdict(self._signals.cadence),
             "kernel": self._kernel.name,
+            "world_size": self.world_size,
         }
-        self.log_event("segment_started", f"segment {self.segment} of rank {self.rank}", payload=start)
+        message = f"segment {self.segment} of rank {self.rank}"
+        self.log_event("segment_started", message, step=step, payload=payload)
 
-    def _claim_segment(self, log: Path) -> int:
-        """The number of the segment that this process owns, by creating its events stream exclusively."""
-        parsed = [schema.parse_stream_name(path.name) for path in log.iterdir()]
-        segment = 1 + max((s for p in parsed if p for _, rank, s in [p] if rank == self.rank), default=-1)
-        while True:
-            try:
-                path = log / schema.stream_name("events", self.rank, segment)
-                self._streams["events"] = Stream(path, schema.EVENTS.arrow_schema())
-                return segment
-            except FileExistsError:
-                segment += 1  # another process was quicker
+    def _begin_next_segment(self, step: int) -> None:
+        """The step number went back: what follows is another history of the same run."""
+        self._end_windows()
+        self._segment.close()
+        self._segment = Segment(self.run_directory, self.rank, self._on_error, self._fsync_seconds)
+        self._catalogue.write_again()
+        self._evaluated.clear()
+        self._log_segment_start(step)
 
-    def _open_stream(self, table_name: str, arrow_schema: pa.Schema) -> Stream:
-        log = self.run_directory / schema.LOG_DIRECTORY
-        return Stream(log / schema.stream_name(table_name, self.rank, self.segment), arrow_schema)
+    def _end_windows(self) -> None:
+        if self._last_step is not None:
+            self._segment.append(self._signals.close_windows(self._last_step, self.capture))
 
-    def _append(self, table_name: str, columns: Steps, count: int = 1) -> None:
-        if table_name not in self._streams:
-            self._streams[table_name] = self._open_stream(table_name, schema.table(table_name).arrow_schema())
-        self._streams[table_name].append(columns, count)
-
-    def _append_blocks(self, blocks: Iterable[Block]) -> None:
-        with self._lock:
-            for block in blocks:
-                self._append(block.table, block.columns, block.row_count)
-
-    def _flush_regularly(self) -> None:
-        """Runs in a thread of its own, so that rows also leave during a long step."""
-        beat = time.monotonic()
-        while not self._closed.wait(FLUSH_SECONDS / 4):
-            with self._lock:
-                for stream in self._streams.values():
-                    if stream.oldest_age > FLUSH_SECONDS:
-                        stream.flush()
-            if time.monotonic() - beat > HEARTBEAT_SECONDS:
-                beat = time.monotonic()
-                _touch(self._streams["events"].path)
-
-    def _after_write(self) -> None:
-        """Tell of a broken stream once, or raise, as the user chose."""
-        broken = [
-            s for s in self._streams.values() if s.error is not None and s.path.name not in self._warned
-        ]
-        for stream in broken:
-            self._warned.add(stream.path.name)
-            line = f"{stream.path}: can not write: {stream.error}; its later rows are lost"
-            if self._on_error == "raise":
-                raise RecorderError(line) from stream.error
-            print(f"recorder: {line}; training goes on", file=sys.stderr)
-
-    def _close(self, kind: str, message: str, payload: Mapping[str, Any]) -> None:
-        if self._closed.is_set():
+    def _close(self, kind: str, message: str) -> None:
+        if self._closed or self._segment.foreign:
             return
-        self._append_blocks(self._signals.close_windows(self._last_step, self.capture))
-        self.log_event(kind, message, payload=payload)
-        self._closed.set()
-        self._flusher.join()
+        self._closed = True
         self.detach()
-        for stream in self._streams.values():
-            stream.close()
-        self._after_write()
-        lost = {name: s.lost_row_count for name, s in self._streams.items() if s.lost_row_count}
-        if lost:
-            rows = ", ".join(f"{count} of {name}" for name, count in lost.items())
-            print(f"recorder: {self.run_directory}: rows lost: {rows}", file=sys.stderr)
+        self._end_windows()
+        self.log_event(kind, message)
+        size = self._segment.size()
+        self._segment.close()
+        counts = self._segment.row_counts()
+        recorder_seconds, step_seconds = self._total_seconds
+        share = 100 * recorder_seconds / max(step_seconds - recorder_seconds, 1e-9)
+        self._say(
+            f"{self.run_directory}: {counts.get('steps', 0)} steps, {sum(counts.values())} rows, "
+            f"{size / 1e6:.1f} MB, {share:.1f}% on top of the training's own time"
+        )
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            print(f"recorder: {line}", file=sys.stderr)
 
 
 def _column_values(column: Sequence[Any]) -> Any:
@@ -366,11 +390,3 @@ def _column_values(column: Sequence[Any]) -> Any:
 
 def _microseconds() -> int:
     return time.time_ns() // 1000
-
-
-def _touch(path: Path) -> None:
-    """The heartbeat of a live run is the age of its events stream."""
-    try:
-        os.utime(path)
-    except OSError:  # the directory was deleted under us: the next write tells
-        return

@@ -1,4 +1,4 @@
-"""Which signals a step yields, and their rows: the recorder's cadences and what is computed at each.
+"""Which signals a step yields, and their rows.
 
 Rows come in blocks, columns by name, whose nulls are the same in every row.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recorder.cadence import Cadence, is_due
 from recorder.capture import Capture, Place
 from recorder.hooks import Array, Attention
 from recorder.kernel import Kernel
@@ -28,36 +29,7 @@ from recorder.statistics import (
     content_hash,
     summarize_all,
 )
-from recorder.writer import Value
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """Every how many steps a signal is taken, counted from step 0; 0 is never.
-
-    The loss, learning rate and gradient norm that the loop logs are kept at every step. A step whose
-    loss or gradient norm is not finite is recorded in full, whatever the cadence says.
-    """
-
-    gradients: int = 1
-    weights: int = 10
-    updates: int = 10
-    activations: int = 10
-    activation_gradients: int = 10
-    spectral_norms: int = 10
-    spectral_bounds: int = 100
-    attention: int = 1  # future mass and first row
-    attention_entropy: int = 10  # and largest logit
-    hashes: int = 10
-    unit_window: int = 50  # steps in which a unit must fire to be alive; at least an epoch
-
-
-class Block(NamedTuple):
-    """Rows for one table."""
-
-    table: str
-    row_count: int
-    columns: dict[str, Value]
+from recorder.writer import Block, Value
 
 
 @dataclass
@@ -66,7 +38,8 @@ class TensorCatalogue:
 
     weights: dict[str, Array] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
-    unwritten: list[dict[str, Value]] = field(default_factory=list)  # rows of tensor_names
+    rows: list[dict[str, Value]] = field(default_factory=list)  # of tensor_names
+    written_count: int = 0
 
     def add_weight(
         self, place: Place, weight: Array, trainable: bool | None, decay: bool | None, tied_to: str | None
@@ -84,9 +57,13 @@ class TensorCatalogue:
 
     def take_blocks(self) -> list[Block]:
         """One block for each tensor whose name is not yet in the log."""
-        blocks = [Block("tensor_names", 1, row) for row in self.unwritten]
-        self.unwritten.clear()
+        blocks = [Block("tensor_names", 1, row) for row in self.rows[self.written_count :]]
+        self.written_count = len(self.rows)
         return blocks
+
+    def write_again(self) -> None:
+        """A new segment begins, which needs all names."""
+        self.written_count = 0
 
     def _add(
         self, place: Place, dtype: np.dtype[Any], shape: tuple[int, ...], flags: Mapping[str, Value]
@@ -94,7 +71,7 @@ class TensorCatalogue:
         self.ids[place.name] = len(self.ids)
         row = {"tensor_id": self.ids[place.name], "name": place.name, "module": place.module}
         row |= {"layer": place.layer, "role": place.role, "dtype": str(dtype)}
-        self.unwritten.append(row | {"shape": json.dumps(list(shape)), **flags})
+        self.rows.append(row | {"shape": json.dumps(list(shape)), **flags})
 
 
 class PreviousGradient(NamedTuple):
@@ -112,7 +89,7 @@ class StepSignals:
     gradient_cosine_previous: float | None = None
 
     def __init__(self, cadence: Cadence, catalogue: TensorCatalogue, kernel: Kernel) -> None:
-        self._cadence = cadence
+        self.cadence = cadence
         self._catalogue = catalogue
         self._kernel = kernel
         self._spectral: dict[str, SpectralNorm] = {}
@@ -124,13 +101,13 @@ class StepSignals:
     @np.errstate(all="ignore")
     def before_update(self, step: int) -> None:
         """Take weights, their hashes and, for the update, a copy."""
-        cadence, weights = self._cadence, self._catalogue.weights
+        cadence, weights = self.cadence, self._catalogue.weights
         self._blocks = []
         self.weights_hash = None
-        due = any(_due(step, every) for every in (cadence.weights, cadence.spectral_norms, cadence.hashes))
+        due = any(is_due(step, every) for every in (cadence.weights, cadence.spectral_norms, cadence.hashes))
         if due or not all_finite(list(weights.values()), self._kernel):
             self._blocks += self._weight_blocks(step)
-        if _due(step, cadence.updates):
+        if is_due(step, cadence.updates):
             self._weights_before = {name: weight.copy() for name, weight in weights.items()}
 
     @np.errstate(all="ignore")
@@ -143,25 +120,25 @@ class StepSignals:
         completed: bool,
     ) -> list[Block]:
         """Rows of every table but ``steps``. When the step failed halfway there is no update to tell of."""
-        cadence = self._cadence
+        cadence = self.cadence
         everything = not completed or _not_finite(logged)
         blocks, self._blocks = self._blocks, []
         self.gradient_cosine_previous = None
-        if everything or _due(step, cadence.gradients):
+        if everything or is_due(step, cadence.gradients):
             blocks += self._gradient_blocks(step, capture.gradients)
         for kind, every, arrays in (
             ("activation", cadence.activations, capture.activations),
             ("activation_gradient", cadence.activation_gradients, capture.activation_gradients),
         ):
-            if arrays and (everything or _due(step, every)):
+            if arrays and (everything or is_due(step, every)):
                 ids = [self._catalogue.id_of(_place(name, places), array) for name, array in arrays.items()]
                 blocks.append(self._tensor_block(step, kind, ids, arrays.values()))
         if self._weights_before and completed:
             blocks.append(self._update_block(step))
         self._weights_before = {}
         for layer, attention in capture.attentions.items():
-            with_entropy = everything or _due(step, cadence.attention_entropy)
-            if with_entropy or _due(step, cadence.attention):
+            with_entropy = everything or is_due(step, cadence.attention_entropy)
+            if with_entropy or is_due(step, cadence.attention):
                 blocks.append(_attention_block(step, layer, attention, self._kernel, with_entropy))
         if cadence.unit_window and (step + 1) % cadence.unit_window == 0:
             blocks += self.close_windows(step, capture)
@@ -189,9 +166,9 @@ class StepSignals:
 
     def _weight_blocks(self, step: int) -> list[Block]:
         """One block for matrices, which have a spectral norm, and one for all other weights."""
-        cadence, weights = self._cadence, self._catalogue.weights
+        cadence, weights = self.cadence, self._catalogue.weights
         hashes = None
-        if _due(step, cadence.hashes):
+        if is_due(step, cadence.hashes):
             hashes = {name: content_hash(weight) for name, weight in weights.items()}
             self.weights_hash = combined_hash(hashes.values())
         blocks = []
@@ -210,13 +187,13 @@ class StepSignals:
         return blocks
 
     def _spectral_columns(self, step: int, matrices: Mapping[str, Array]) -> dict[str, Value]:
-        if not _due(step, self._cadence.spectral_norms):
+        if not is_due(step, self.cadence.spectral_norms):
             return {}
         iterations = {name: self._spectral.setdefault(name, SpectralNorm()) for name in matrices}
         columns: dict[str, Value] = {
             "spectral_norm": np.array([iterations[name].estimate(m) for name, m in matrices.items()])
         }
-        if _due(step, self._cadence.spectral_bounds):
+        if is_due(step, self.cadence.spectral_bounds):
             bounds = [iterations[name].upper_bound(m) for name, m in matrices.items()]
             columns["spectral_norm_upper"] = np.array(bounds)
         return columns
@@ -279,10 +256,6 @@ def _attention_block(
         columns["max_abs_logit"] = attention_max_abs_logit(attention.logits(), token_mask)
     heads: NDArray[np.int32] = np.arange(probabilities.shape[1], dtype=np.int32)
     return Block("attention", heads.size, columns | {"step": step, "layer": layer, "head": heads})
-
-
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def _not_finite(logged: Mapping[str, Value]) -> bool:

@@ -7,19 +7,28 @@ and stall a step by a third of a second.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from recorder.schema import KEYED_STRING, WALL_TIME
 
 Value = Any
 """What a column takes: a number, bool or str; None for "not measured"; or one array of them per block."""
+
+
+class Block(NamedTuple):
+    """Rows for one table; a column that is left out is null in all of them."""
+
+    table: str
+    row_count: int
+    columns: dict[str, Value]
+
 
 _INITIAL_ROWS = 256
 _DTYPES: dict[pa.DataType, Any] = {
@@ -129,7 +138,7 @@ def _column(arrow_type: pa.DataType, rows: int) -> FixedColumn | TextColumn:
 
 
 class Stream:
-    """One Arrow IPC stream file and the rows that wait for it. Not thread-safe: the recorder locks.
+    """One Arrow IPC stream file and the rows that wait for it. Not thread-safe: the segment locks.
 
     An I/O error breaks the stream for good, because a torn batch may lie at its end: the error is
     kept, later rows are counted as lost. What was written before stays readable.
@@ -146,10 +155,16 @@ class Stream:
         self._rows = 0
         self._oldest = 0.0
         self._columns = {field.name: _column(field.type, self._capacity) for field in schema}
-        # One large Python buffer makes one write of each batch; unbuffered, Arrow writes each part.
-        self._file = path.open("xb", buffering=1 << 20)
-        self._writer = pa.ipc.new_stream(self._file, schema)
-        self._file.flush()
+        self._file: BinaryIO | None = None
+        try:
+            # One large Python buffer makes one write of each batch; unbuffered, Arrow writes each part.
+            self._file = path.open("xb", buffering=1 << 20)
+            self._writer = pa.ipc.new_stream(self._file, schema)
+            self._file.flush()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            self.error = error
 
     @property
     def oldest_age(self) -> float:
@@ -183,7 +198,7 @@ class Stream:
 
     def flush(self) -> None:
         """Hand the waiting rows to the operating system as one record batch."""
-        if self._rows == 0 or self.error is not None:
+        if self._rows == 0 or self.error is not None or self._file is None:
             return
         arrays = [column.array(self._rows) for column in self._columns.values()]
         try:
@@ -195,18 +210,24 @@ class Stream:
             self.lost_row_count += self._rows
         self._rows = 0
 
+    def break_off(self, error: OSError) -> None:
+        """Stop writing for a reason that a write would not show, such as a deleted directory."""
+        self.error = self.error or error
+        self.lost_row_count += self._rows
+        self._rows = 0
+
+    def file_descriptor(self) -> int | None:
+        """A duplicate of the open file's descriptor, to be closed by the caller; None when there is none."""
+        return None if self._file is None or self._file.closed else os.dup(self._file.fileno())
+
     def close(self) -> None:
         """Flush, write the end-of-stream mark and close the file."""
         self.flush()
+        if self._file is None:
+            return
         try:
             if self.error is None:
                 self._writer.close()
             self._file.close()
         except OSError as error:
             self.error = self.error or error
-
-
-def row_block(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Columns from rows of numbers, by one conversion for the whole block."""
-    block = np.array(rows, np.float64)
-    return {name: block[:, index] for index, name in enumerate(names)}

@@ -1,106 +1,14 @@
 """Hooks on a model: what they keep, for how long, and that detaching leaves nothing."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hand_driven_model import HandDrivenModel
 
 from recorder import Cadence, Recorder
 from recorder.hooks import Attention
-
-
-@dataclass
-class Hooks:
-    """A list of hooks whose entries can be removed."""
-
-    hooks: list[Callable[..., None]] = field(default_factory=list)
-
-    def register(self, hook: Callable[..., None]) -> "HookHandle":
-        self.hooks.append(hook)
-        return HookHandle(self, hook)
-
-    def fire(self, *arguments: Any) -> None:
-        for hook in list(self.hooks):
-            hook(*arguments)
-
-
-@dataclass
-class HookHandle:
-    """Takes one hook out."""
-
-    owner: Hooks
-    hook: Callable[..., None]
-
-    def remove(self) -> None:
-        if self.hook in self.owner.hooks:
-            self.owner.hooks.remove(self.hook)
-
-
-class TestValue:
-    """An array with a gradient hook; the smallest thing that satisfies the protocol."""
-
-    __test__ = False
-    trainable = True
-    weight_decay = False
-
-    def __init__(self, data: np.ndarray) -> None:
-        self.data = data
-        self.gradient_hooks = Hooks()
-
-    def register_gradient_hook(self, hook: Callable[..., None]) -> HookHandle:
-        return self.gradient_hooks.register(hook)
-
-
-class TestModule:
-    """A module with the hooks of its role."""
-
-    __test__ = False
-
-    def __init__(self, role: str, layer: int | None) -> None:
-        self.role, self.layer = role, layer
-        self.forward_hooks, self.attention_hooks = Hooks(), Hooks()
-
-    def register_forward_hook(self, hook: Callable[..., None]) -> HookHandle:
-        return self.forward_hooks.register(hook)
-
-    def register_attention_hook(self, hook: Callable[..., None]) -> HookHandle:
-        return self.attention_hooks.register(hook)
-
-
-class TestModel:
-    """One weight, one relu and one attention, driven by hand."""
-
-    __test__ = False
-
-    def __init__(self) -> None:
-        self.weight = TestValue(np.ones((2, 2), np.float32))
-        self.modules = {"mlp": TestModule("linear", 0), "mlp.relu": TestModule("relu", 0)}
-        self.modules["attention"] = TestModule("attention", 1)
-
-    def named_parameters(self) -> Iterator[tuple[str, TestValue]]:
-        yield "mlp.weight", self.weight
-
-    def tied_names(self) -> list[tuple[str, str]]:
-        return [("head.weight", "mlp.weight")]
-
-    def named_modules(self) -> Iterator[tuple[str, TestModule]]:
-        yield from self.modules.items()
-
-    def all_hooks(self) -> list[Callable[..., None]]:
-        registries = [self.weight.gradient_hooks]
-        for module in self.modules.values():
-            registries += [module.forward_hooks, module.attention_hooks]
-        return [hook for registry in registries for hook in registry.hooks]
-
-    def relu(self, rows: list[list[float]], token_mask: list[bool] | None = None) -> TestValue:
-        output = TestValue(np.array(rows, np.float32))
-        mask = None if token_mask is None else np.array(token_mask)
-        self.modules["mlp.relu"].forward_hooks.fire(output, mask)
-        return output
 
 
 def rows(run: Path, table: str) -> list[dict]:
@@ -116,7 +24,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_statistics_are_over_real_tokens(run: Path) -> None:
     """A padded row enters neither the activation's nor its gradient's statistics."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run) as recorder:
         recorder.attach(model)
         with recorder.step(0):
@@ -129,7 +37,7 @@ def test_statistics_are_over_real_tokens(run: Path) -> None:
 
 def test_a_unit_is_dead_only_if_it_never_fired_in_the_window(run: Path) -> None:
     """Unit 0 fires in one step of the window, unit 1 only on padding, unit 2 never."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run, cadence=Cadence(unit_window=2)) as recorder:
         recorder.attach(model)
         for step, first in enumerate([0.0, 1.0, 0.0]):
@@ -141,7 +49,7 @@ def test_a_unit_is_dead_only_if_it_never_fired_in_the_window(run: Path) -> None:
 
 def test_attention_is_recorded_per_head(run: Path) -> None:
     """Head 1 looks ahead, head 0 does not."""
-    model = TestModel()
+    model = HandDrivenModel()
     probabilities = np.array([[[[1.0, 0.0], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]]], np.float32)
     with Recorder(run) as recorder:
         recorder.attach(model)
@@ -158,7 +66,7 @@ def test_attention_is_recorded_per_head(run: Path) -> None:
 
 def test_hooks_outside_a_step_keep_nothing(run: Path) -> None:
     """An evaluation between two steps is not part of either."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run) as recorder:
         recorder.attach(model)
         model.relu([[1.0, 1.0]])
@@ -167,7 +75,7 @@ def test_hooks_outside_a_step_keep_nothing(run: Path) -> None:
 
 def test_arrays_are_let_go_when_the_step_ends(run: Path) -> None:
     """The recorder must not hold memory of the training between steps."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run) as recorder:
         recorder.attach(model)
         with recorder.step(0):
@@ -178,7 +86,7 @@ def test_arrays_are_let_go_when_the_step_ends(run: Path) -> None:
 
 def test_detaching_leaves_nothing_in_the_model(run: Path) -> None:
     """Every hook that attach put in is taken out again, also by closing."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run) as recorder:
         recorder.attach(model)
         assert len(model.all_hooks()) == 5  # one weight, three modules, one attention
@@ -187,7 +95,7 @@ def test_detaching_leaves_nothing_in_the_model(run: Path) -> None:
 
 def test_tensors_are_named_with_their_place(run: Path) -> None:
     """A weight belongs to its module and layer, and the second name of a tied one is noted."""
-    model = TestModel()
+    model = HandDrivenModel()
     with Recorder(run) as recorder:
         recorder.attach(model)
         with recorder.step(0):

@@ -1,0 +1,180 @@
+"""The files of one segment of a run: opened by one process, flushed in time, never silently incomplete.
+
+A flusher thread hands waiting rows to the operating system, so that a long step delays nothing and a
+killed process loses less than a second of rows. It also touches the events stream, whose age is the
+heartbeat of a live run, and asks the disk for durability every ``fsync_seconds``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from recorder import schema
+from recorder.errors import RecorderError
+from recorder.writer import Block, Stream
+
+FLUSH_SECONDS = 0.5
+"""Rows wait at most this long, so that a killed process loses less than a second of them."""
+HEARTBEAT_SECONDS = 5.0
+
+OnError = Literal["warn", "raise"]
+
+
+class Segment:
+    """Streams of one rank and segment. Appending is safe from any thread; a forked child writes nothing."""
+
+    def __init__(self, run_directory: Path, rank: int, on_error: OnError, fsync_seconds: float) -> None:
+        """Claim the next free segment number. Raises OSError when the directory can not be written."""
+        self.run_directory = run_directory
+        self.rank = rank
+        self._on_error = on_error
+        self._fsync_seconds = fsync_seconds
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._told: set[str] = set()
+        self._closed = threading.Event()
+        self._log = run_directory / schema.LOG_DIRECTORY
+        self._log.mkdir(parents=True, exist_ok=True)
+        self.number, events = self._claim()
+        self._streams: dict[str, Stream] = {"events": events}
+        self._flusher = threading.Thread(target=self._flush_regularly, name="recorder-flush", daemon=True)
+        self._flusher.start()
+        atexit.register(self.close)  # for a loop that never closes its recorder
+
+    @property
+    def foreign(self) -> bool:
+        """This process is a fork of the one that owns the files; it must not touch them."""
+        return os.getpid() != self._process
+
+    def open(self, table_name: str, arrow_schema: pa.Schema) -> None:
+        """Create a stream with columns of the user's own. Raises RecorderError when it exists."""
+        if self.foreign:
+            return
+        with self._lock:
+            if table_name in self._streams:
+                raise RecorderError(
+                    f"{self.run_directory}: table {table_name} of this segment is written already"
+                )
+            self._streams[table_name] = Stream(self._path(table_name), arrow_schema)
+        self.report()
+
+    def append(self, blocks: Iterable[Block], flush: bool = False) -> None:
+        """Append rows; with ``flush`` they reach the operating system before this returns."""
+        if self.foreign:
+            return
+        with self._lock:
+            for block in blocks:
+                stream = self._streams.get(block.table)
+                if stream is None:
+                    arrow_schema = schema.table(block.table).arrow_schema()
+                    stream = self._streams[block.table] = Stream(self._path(block.table), arrow_schema)
+                stream.append(block.columns, block.row_count)
+                if flush:
+                    stream.flush()
+        self.report()
+
+    def report(self) -> None:
+        """Tell of each broken stream once, as an event and a line on stderr, or raise RecorderError."""
+        for stream in list(self._streams.values()):
+            if stream.error is None or stream.path.name in self._told:
+                continue
+            self._told.add(stream.path.name)
+            line = f"{stream.path}: can not write: {stream.error}; its later rows are lost"
+            if self._on_error == "raise":
+                raise RecorderError(line) from stream.error
+            print(f"recorder: {line}; training goes on", file=sys.stderr)
+            self.warn(line)
+
+    def warn(self, message: str) -> None:
+        """Record a warning event, as long as events can be written."""
+        row = {"wall_time": time.time_ns() // 1000, "kind": "warning", "message": message, "payload": "{}"}
+        with self._lock:
+            self._streams["events"].append(row)
+            self._streams["events"].flush()
+
+    def size(self) -> int:
+        """Bytes of the segment's files."""
+        paths = [stream.path for stream in self._streams.values()]
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows that were handed to the operating system, by table."""
+        return {name: stream.written_row_count for name, stream in self._streams.items()}
+
+    def close(self) -> None:
+        """Flush and close every file; say on stderr exactly what is missing."""
+        if self.foreign or self._closed.is_set():
+            return
+        self._closed.set()
+        atexit.unregister(self.close)
+        self._flusher.join()
+        with self._lock:
+            for stream in self._streams.values():
+                stream.close()
+            self._sync()
+        lost = [f"{s.lost_row_count} of {name}" for name, s in self._streams.items() if s.lost_row_count]
+        if lost:
+            print(f"recorder: {self.run_directory}: rows lost: {', '.join(lost)}", file=sys.stderr)
+        self.report()
+
+    def _claim(self) -> tuple[int, Stream]:
+        """The segment that this process owns, by creating its events stream exclusively."""
+        parsed = [schema.parse_stream_name(path.name) for path in self._log.iterdir()]
+        number = 1 + max((p[2] for p in parsed if p is not None and p[1] == self.rank), default=-1)
+        while True:
+            path = self._log / schema.stream_name("events", self.rank, number)
+            try:
+                stream = Stream(path, schema.EVENTS.arrow_schema())
+            except FileExistsError:
+                number += 1  # another process was quicker
+                continue
+            if stream.error is not None:
+                raise stream.error
+            return number, stream
+
+    def _path(self, table_name: str) -> Path:
+        return self._log / schema.stream_name(table_name, self.rank, self.number)
+
+    def _flush_regularly(self) -> None:
+        """Runs in a thread of its own until the segment is closed."""
+        beat = synced = time.monotonic()
+        while not self._closed.wait(FLUSH_SECONDS / 4):
+            with self._lock:
+                for stream in self._streams.values():
+                    if stream.oldest_age > FLUSH_SECONDS:
+                        stream.flush()
+            now = time.monotonic()
+            if now - beat > HEARTBEAT_SECONDS:
+                beat = now
+                self._touch()
+            if self._fsync_seconds and now - synced > self._fsync_seconds:
+                synced = now
+                self._sync()
+
+    def _touch(self) -> None:
+        """Beat; a write to a deleted file succeeds, so this is also how a deleted directory is noticed."""
+        try:
+            os.utime(self._streams["events"].path)
+        except OSError as error:
+            with self._lock:
+                for stream in self._streams.values():
+                    stream.break_off(error)
+
+    def _sync(self) -> None:
+        """Ask for durability on duplicates of the descriptors, so that no step waits for the disk."""
+        for stream in list(self._streams.values()):
+            descriptor = stream.file_descriptor()
+            if descriptor is not None:
+                with contextlib.suppress(OSError):  # a full disk shows at the write, which is reported
+                    os.fsync(descriptor)
+                os.close(descriptor)
