@@ -1,0 +1,210 @@
+"""The command line of the experiments, as real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import main
+from experiments.experiment import (
+    EXPERIMENTS_DIRECTORY,
+    configure,
+    experiment_names,
+    load_experiment,
+)
+from experiments.faults import FAULTS
+from recorder.manifest import read_manifest
+
+ROOT = EXPERIMENTS_DIRECTORY.parent
+QUICK = ("--set", "total_steps=4", "--set", "evaluation_interval=2", "--set", "width=16")
+
+
+def experiments(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The finished process of ``python -m experiments``."""
+    command = [sys.executable, "-m", "experiments", *arguments]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run of four steps and what it printed."""
+    out = tmp_path_factory.mktemp("runs") / "broken"
+    return out, experiments("run", "19-break-mask", "--seed", "3", "--out", str(out), *QUICK)
+
+
+def test_run_says_where_the_log_is_and_how_to_render_it(quick_run) -> None:
+    """Three lines on stdout: log, losses per split, render command."""
+    out, process = quick_run
+    assert process.returncode == 0, process.stderr
+    log, loss, render = process.stdout.splitlines()
+    assert log.endswith(str(out))
+    assert all(f"{split} " in loss for split in ("train", "validation", "held_out_verbs"))
+    assert render.endswith(f"analyzer render {out}")
+
+
+def test_run_is_quiet_when_stderr_is_no_terminal(quick_run) -> None:
+    """A line that says what is trained, whole lines from the recorder, no bar that is redrawn."""
+    _, process = quick_run
+    first, *others = process.stderr.splitlines()
+    assert first == "19-break-mask: broken causal mask, 4 steps, seed 3"
+    assert all(line.startswith("recorder: ") for line in others)
+    assert "\r" not in process.stderr
+
+
+def test_manifest_declares_the_intended_run_and_hides_the_fault(quick_run) -> None:
+    """Settings, seed, causal mask, schedule, references; no word about the all-ones mask."""
+    out, _ = quick_run
+    manifest = read_manifest(out)
+    assert manifest.run_id.startswith("19-break-mask-seed3-")
+    assert manifest.config["total_steps"] == 4
+    assert manifest.mask_type == "causal"
+    assert manifest.planned_schedule["total_steps"] == 4
+    assert manifest.primary_split == "validation"
+    assert set(manifest.reference_losses.entropy_floor) == {"train", "validation", "held_out_verbs"}
+    assert "fault" not in json.dumps(manifest.config)
+
+
+def test_blas_threads_are_pinned_and_recorded(quick_run) -> None:
+    """One thread, although the caller's environment asked for two."""
+    out, _ = quick_run
+    assert set(read_manifest(out).environment["threads"].values()) == {"1"}
+
+
+def test_second_run_into_the_same_directory_is_refused(quick_run) -> None:
+    """One line, exit 1, and the choice to overwrite."""
+    out, _ = quick_run
+    process = experiments("run", "19-healthy", "--out", str(out), *QUICK)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1] == (
+        f"experiments: {out}: already holds a run; choose another --out, or --overwrite to replace it"
+    )
+
+
+def test_overwrite_replaces_the_run_and_nothing_else(tmp_path: Path) -> None:
+    """A user's own file in the directory stays."""
+    (tmp_path / "notes.txt").write_text("mine")
+    first = experiments("run", "19-healthy", "--out", str(tmp_path), *QUICK)
+    first_id = read_manifest(tmp_path).run_id
+    second = experiments("run", "19-healthy", "--out", str(tmp_path), "--overwrite", *QUICK)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert read_manifest(tmp_path).run_id != first_id
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert {path.name.rsplit("-", 1)[1] for path in (tmp_path / "log").iterdir()} == {"s0.arrows"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "20-nothing"), "20-nothing: no such experiment; choose one of 19-break-mask"),
+        (
+            ("run", "19-healthy", "--set", "speed=9"),
+            "--set speed=9: unknown setting 'speed'; choose one of seed",
+        ),
+        (("run", "19-healthy", "--set", "dropout"), "--set dropout: expected key=value"),
+        (
+            ("run", "19-healthy", "--set", "total_steps=many"),
+            "--set total_steps=many: total_steps takes a whole number, not 'many'",
+        ),
+        (("run", "19-healthy", "--set", "total_steps=0"), "total_steps=0: expected at least 1"),
+        (("run", "19-healthy", "--set", "dropout=1"), "dropout=1.0: expected at least 0 and below 1"),
+        (("run", "19-healthy", "--set", "width=30"), "width=30: expected a multiple of head_count"),
+        (("run", "19-healthy", "--set", "direction=up"), "direction=up: expected one of english_to_spanish"),
+        (
+            ("run", "19-healthy", "--set", "batch_size=500"),
+            "batch_size=500: expected at most the 432 training examples",
+        ),
+        (("run", "19-healthy", "--seed", "-1"), "seed=-1: expected 0 or more"),
+    ],
+)
+def test_wrong_usage_gives_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was given, what was expected; no traceback, and nothing is written."""
+    code = main([*arguments, "--out", str(tmp_path / "run")])
+    assert code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"experiments: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_process_ends_with_the_exit_code_of_its_command() -> None:
+    """Usage errors reach the shell as 2, without a traceback."""
+    process = experiments("run", "20-nothing")
+    assert process.returncode == 2
+    assert len(process.stderr.splitlines()) == 1
+
+
+def test_unwritable_output_gives_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    """A file in the way is named."""
+    (tmp_path / "file").write_text("")
+    process = experiments("run", "19-healthy", "--out", str(tmp_path / "file" / "run"), *QUICK)
+    assert process.returncode == 1
+    assert str(tmp_path / "file" / "run") in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
+
+
+def test_interrupt_ends_with_one_line_and_exit_code_130(tmp_path: Path) -> None:
+    """Ctrl-C closes the log: its last event says how the run ended."""
+    command = [sys.executable, "-m", "experiments", "run", "19-healthy", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    steps = tmp_path / "run" / "log" / "steps-r0-s0.arrows"
+    while process.poll() is None and not (steps.exists() and steps.stat().st_size > 0):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1].startswith("experiments: interrupted; the log up to here is kept")
+    assert "Traceback" not in errors
+
+
+def test_demo_trains_renders_and_names_the_verdict_of_each(tmp_path: Path) -> None:
+    """Both dashboards exist, the verdicts are "clear" and "Broken causal mask"; it can be run again."""
+    for _ in range(2):
+        process = experiments("demo", "--out", str(tmp_path), *QUICK)
+        assert process.returncode == 0, process.stderr
+        for name, verdict in (("19-healthy", "clear"), ("19-break-mask", "Broken causal mask")):
+            dashboard = tmp_path / name / "dashboard.html"
+            assert dashboard.exists()
+            assert f"{dashboard}: {verdict}" in process.stdout
+
+
+def test_demo_does_not_delete_a_run_with_other_settings(tmp_path: Path) -> None:
+    """Only a run that training would reproduce is replaced unasked."""
+    experiments("run", "19-healthy", "--seed", "5", "--out", str(tmp_path / "19-healthy"), *QUICK)
+    process = experiments("demo", "--out", str(tmp_path), *QUICK)
+    assert process.returncode == 1
+    assert "already holds a run" in process.stderr
+    assert read_manifest(tmp_path / "19-healthy").seed == 5
+
+
+def test_list_prints_every_experiment_with_its_purpose() -> None:
+    """One line each."""
+    process = experiments("list")
+    assert process.returncode == 0
+    assert [line.split()[0] for line in process.stdout.splitlines()] == list(experiment_names())
+
+
+def test_corpus_prints_the_pinned_manifest() -> None:
+    """What a person commits after correcting a form."""
+    pinned = (EXPERIMENTS_DIRECTORY / "data" / "manifest.json").read_text(encoding="utf-8")
+    assert experiments("corpus").stdout == pinned
+
+
+def test_every_folder_loads_and_every_fault_has_an_experiment() -> None:
+    """Folder, config and FAULTS agree."""
+    loaded = [load_experiment(name) for name in experiment_names()]
+    assert {e.fault for e in loaded} == {None, *(fault.name for fault in FAULTS)}
+    assert all(configure(e, None, []).total_steps >= 1 for e in loaded)
+
+
+def test_settings_override_the_experiment_and_the_seed_comes_last() -> None:
+    """--set wins over config.toml; values take the type of the setting."""
+    config = configure(load_experiment("19-healthy"), 7, ["total_steps=10", "dropout=0", "seed=1"])
+    assert (config.total_steps, config.dropout, config.seed) == (10, 0.0, 7)

@@ -1,0 +1,216 @@
+"""The model: padding, causality, gradients of the whole, and what a recorder can watch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments.autograd import softmax_cross_entropy
+from experiments.batches import PackedBatch, PackedExamples
+from experiments.corpus import Corpus, load_corpus
+from experiments.faults import all_ones_mask
+from experiments.transformer import (
+    Dropout,
+    MaskFunction,
+    ModelSize,
+    Transformer,
+    causal_mask,
+    no_dropout,
+)
+from recorder.hooks import Attention
+
+SMALL = ModelSize(vocabulary_size=39, context_length=40, width=16, head_count=2, feed_forward_width=24)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load_corpus()
+
+
+@pytest.fixture
+def examples(corpus: Corpus) -> PackedExamples:
+    return PackedExamples(corpus.split("train"))
+
+
+def build(dtype: str = "float64", size: ModelSize = SMALL) -> Transformer:
+    """A model with seed 0."""
+    return Transformer(size, np.random.SeedSequence(0), dtype)
+
+
+def token_losses(model: Transformer, batch: PackedBatch, mask: MaskFunction = causal_mask) -> np.ndarray:
+    """(N,) losses in evaluation mode."""
+    return softmax_cross_entropy(model(batch, mask, no_dropout), batch.targets)[1]
+
+
+def with_token(batch: PackedBatch, index: int, token: int) -> PackedBatch:
+    """The batch with one input token replaced."""
+    tokens = batch.tokens.copy()
+    tokens[index] = token
+    return dataclasses.replace(batch, tokens=tokens)
+
+
+def test_reference_model_has_about_100000_parameters(corpus: Corpus) -> None:
+    """d=64, 4 heads, 2 layers, d_ff=256, tied embeddings."""
+    model = build("float32", ModelSize(len(corpus.vocabulary), corpus.context_length()))
+    assert model.parameter_count() == 105_152
+    assert {weight.data.dtype for _, weight in model.named_parameters()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("mask", [causal_mask, all_ones_mask])
+def test_losses_do_not_depend_on_the_padding(examples: PackedExamples, mask: MaskFunction) -> None:
+    """A sequence scores the same alone and batched with longer ones."""
+    model = build()
+    alone = examples.batch([3])
+    longest = int(np.argmax([len(e.tokens) for e in examples.examples]))
+    together = examples.batch([3, longest, 40])
+    assert together.lengths[0] < together.lengths.max()
+    # Other shapes may sum in another order: some 10 layers of float64 sums of at most 40 terms of order 1,
+    # 10 * 40 * 2^-53 = 4e-14; a single padded key that counts moves a loss by about 1 / 40 of itself.
+    np.testing.assert_allclose(
+        token_losses(model, together, mask)[together.rows == 0],
+        token_losses(model, alone, mask),
+        rtol=0,
+        atol=1e-12,
+    )
+
+
+def test_later_tokens_leave_earlier_losses_bit_identical(examples: PackedExamples) -> None:
+    """The causal mask is exact: masked attention is 0.0, not small."""
+    model = build("float32")
+    batch = examples.batch([0, 5, 9])
+    changed = with_token(batch, 6, int(batch.tokens[6]) + 1)
+    before, after = token_losses(model, batch), token_losses(model, changed)
+    assert batch.rows[6] == 0
+    others = np.arange(len(before)) < 6
+    others |= batch.rows > 0
+    assert np.array_equal(before[others], after[others])
+    assert before[6] != after[6]
+
+
+def test_without_the_mask_later_tokens_reach_earlier_losses(examples: PackedExamples) -> None:
+    """The same probe tells the fault."""
+    model = build("float32")
+    batch = examples.batch([0, 5, 9])
+    changed = with_token(batch, 6, int(batch.tokens[6]) + 1)
+    before, after = (token_losses(model, b, all_ones_mask) for b in (batch, changed))
+    assert np.all(before[:6] != after[:6])
+    assert np.array_equal(before[batch.rows > 0], after[batch.rows > 0])
+
+
+def test_gradient_of_the_whole_model_agrees_with_central_differences(examples: PackedExamples) -> None:
+    """In float64, along one random direction per weight, with dropout on."""
+    model = build()
+    batch = examples.batch([0, 70])
+    generator = np.random.default_rng(2)
+
+    def loss() -> float:
+        dropout = Dropout(0.2, np.random.SeedSequence(3))
+        return softmax_cross_entropy(model(batch, causal_mask, dropout), batch.targets)[0]
+
+    loss().backward()
+    step = 1e-6  # small: a unit of relu that crosses 0 within the step would spoil the difference
+    for name, weight in model.named_parameters():
+        original, direction = weight.data, generator.normal(size=weight.data.shape)
+        direction /= np.linalg.norm(direction)
+        weight.data = original + step * direction
+        above = float(loss().data)
+        weight.data = original - step * direction
+        below = float(loss().data)
+        weight.data = original
+        expected = (above - below) / (2 * step)
+        # Rounding: a loss of 3.7 carries some 10 * 2^-53 * 3.7 = 4e-15, over 2e-6: 2e-9. Truncation: step^2
+        # / 6 = 2e-13 times a third derivative; layer norm of inputs of norm 0.1 makes it at most 1e3 to 1e4.
+        assert (weight.gradient * direction).sum() == pytest.approx(expected, rel=0, abs=1e-8), name
+
+
+def test_tied_embedding_gets_both_gradients(examples: PackedExamples) -> None:
+    """A token that is only predicted, never read, still has a gradient through the head."""
+    model = build()
+    batch = examples.batch([0])
+    end = int(batch.targets[-1])
+    assert end not in batch.tokens
+    softmax_cross_entropy(model(batch, causal_mask, no_dropout), batch.targets)[0].backward()
+    assert np.abs(dict(model.named_parameters())["embedding.token"].gradient[end]).max() > 0
+    assert list(model.tied_names()) == [("head.weight", "embedding.token")]
+
+
+def test_modules_are_seen_in_order_of_the_forward_pass(examples: PackedExamples) -> None:
+    """Each named module fires its hook once, in the order of named_modules, with one row a real token."""
+    model = build()
+    batch = examples.batch([0, 1, 2])
+    seen: list[tuple[str, int]] = []
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda output, mask, name=name: seen.append((name, len(output.data))) if mask is None else None
+        )
+    model(batch, causal_mask, no_dropout)
+    assert seen == [(name, len(batch.tokens)) for name, _ in model.named_modules()]
+
+
+def test_gradient_hooks_on_outputs_fire_once(examples: PackedExamples) -> None:
+    """Every module's output gets one finished gradient of its own shape per backward pass."""
+    model = build()
+    batch = examples.batch([0, 1])
+    shapes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+
+    def watch(name: str) -> None:
+        def hook(output: object, _: object) -> None:
+            output.register_gradient_hook(
+                lambda gradient: shapes.setdefault(name, []).append((gradient.shape, output.data.shape))
+            )
+
+        dict(model.named_modules())[name].register_forward_hook(hook)
+
+    for name, _ in model.named_modules():
+        watch(name)
+    softmax_cross_entropy(model(batch, causal_mask, no_dropout), batch.targets)[0].backward()
+    assert set(shapes) == {name for name, _ in model.named_modules()}
+    assert all(len(found) == 1 and found[0][0] == found[0][1] for found in shapes.values())
+
+
+def test_attention_hook_gets_the_probabilities_of_the_padded_grid(examples: PackedExamples) -> None:
+    """(B, H, T, T), zero above the diagonal, with the mask of real tokens."""
+    model = build()
+    batch = examples.batch([0, 1, 2])
+    seen: list[Attention] = []
+    model.blocks[1].attention.register_attention_hook(seen.append)
+    model(batch, causal_mask, no_dropout)
+    length = int(batch.lengths.max())
+    assert seen[0].probabilities.shape == seen[0].logits().shape == (3, 2, length, length)
+    assert np.all(np.triu(seen[0].probabilities, 1) == 0)
+    assert seen[0].token_mask.sum(axis=1).tolist() == batch.lengths.tolist()
+
+
+def test_removed_hooks_leave_nothing_behind(examples: PackedExamples) -> None:
+    """After remove() the registries are empty and no hook is called."""
+    model = build()
+    calls: list[object] = []
+    handles = [m.register_forward_hook(lambda *a: calls.append(a)) for _, m in model.named_modules()]
+    handles += [w.register_gradient_hook(calls.append) for _, w in model.named_parameters()]
+    handles += [block.attention.register_attention_hook(calls.append) for block in model.blocks]
+    for handle in handles:
+        handle.remove()
+    batch = examples.batch([0])
+    softmax_cross_entropy(model(batch, causal_mask, no_dropout), batch.targets)[0].backward()
+    assert calls == []
+    assert not any(module._forward_hooks for _, module in model.named_modules())
+    assert not any(weight._hooks for _, weight in model.named_parameters())
+
+
+def test_first_loss_is_near_that_of_a_uniform_guess(corpus: Corpus, examples: PackedExamples) -> None:
+    """Loss at step 0 / ln V is between 1 and 1.25: the initialisation is neither too large nor broken."""
+    model = build("float32", ModelSize(len(corpus.vocabulary), corpus.context_length()))
+    mean = token_losses(model, examples.batch(range(100))).mean()
+    assert 0.99 < mean / np.log(len(corpus.vocabulary)) < 1.25
+
+
+def test_packed_batch_shifts_targets_and_marks_the_answer(corpus: Corpus, examples: PackedExamples) -> None:
+    """Targets are the next tokens; the answer starts after the separator and includes the end."""
+    batch = examples.batch([7, 2])
+    example = examples.examples[7]
+    row = batch.rows == 0
+    assert tuple(batch.tokens[row]) == example.tokens[:-1]
+    assert tuple(batch.targets[row]) == example.tokens[1:]
+    assert batch.positions[row].tolist() == list(range(len(example.tokens) - 1))
+    assert batch.is_answer[row].sum() == len(example.answer) + 1
+    assert batch.non_padding_token_count() == batch.lengths.sum() == len(batch.targets)
