@@ -1,0 +1,1 @@
+"""One module per subcommand: ``add_arguments`` declares it, ``run`` does it and returns the exit code."""

@@ -1,0 +1,119 @@
+"""Run directories -> one read-only DuckDB connection: views of every table, and the query library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from analyzer.errors import AnalyzerError
+from analyzer.query_library import load_queries
+from analyzer.run_facts import create_run_facts, malformed_field
+from analyzer.streams import read_streams
+from analyzer.views import LoadedStream, create_segments, create_t_quantiles, create_table_views
+from recorder.errors import RecorderError
+from recorder.manifest import Manifest, read_manifest
+from recorder.schema import LOG_DIRECTORY, MANIFEST_FILE
+
+ENGINE_THREADS = 2
+"""Logs are small: more threads cost more start-up than they save."""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Opened runs. Use as a context manager; ``query`` runs our own SQL, user SQL goes to the sandbox."""
+
+    connection: duckdb.DuckDBPyConnection
+    paths: Mapping[str, Path]  # run name -> run directory, in the order given
+    manifests: Mapping[str, Manifest]
+    warnings: list[str]  # one line each: cut tails, hidden columns, empty logs
+    streams: tuple[LoadedStream, ...]
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()
+
+    def query(self, sql: str) -> pa.Table:
+        """The result of one SELECT as an Arrow table. Raises AnalyzerError with the engine's message."""
+        try:
+            return self.connection.sql(sql).to_arrow_table()
+        except duckdb.Error as error:
+            raise AnalyzerError(f"{sql}: {error}") from None
+
+    def has_rows(self, table: str) -> bool:
+        """Any segment of any opened run has a row of this table."""
+        return any(s.stream.rows.num_rows for s in self.streams if s.stream.table.name == table)
+
+    def recorded_columns(self, table: str) -> set[str]:
+        """Columns of a table that hold any value; of "manifest", the fields that were declared."""
+        if table == "manifest":
+            return set().union(*(_declared_fields(m) for m in self.manifests.values()))
+        return {
+            name
+            for loaded in self.streams
+            if loaded.stream.table.name == table
+            for name in loaded.stream.rows.column_names
+            if loaded.stream.rows.column(name).null_count < loaded.stream.rows.num_rows
+        }
+
+
+def open_runs(paths: Sequence[Path]) -> RunLog:
+    """The logs of one or more run directories, opened for queries.
+
+    Raises AnalyzerError for a missing or foreign directory and for a newer schema version.
+    """
+    run_paths = run_names(paths)
+    manifests = {run: _manifest(path) for run, path in run_paths.items()}
+    streams = {run: read_streams(path) for run, path in run_paths.items()}
+    warnings = [w for run_streams in streams.values() for s in run_streams for w in s.warnings]
+    for run, path in run_paths.items():
+        if not any(s.rows.num_rows for s in streams[run]):
+            warnings.append(f"{path / LOG_DIRECTORY}: empty log: not one whole row was written")
+    connection = duckdb.connect(":memory:", config={"threads": ENGINE_THREADS})
+    # A name in a query must never resolve to a Python variable of this process.
+    connection.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")
+    loaded = create_table_views(connection, streams)
+    create_segments(connection, loaded)
+    create_t_quantiles(connection)
+    create_run_facts(connection, run_paths, manifests)
+    load_queries(connection)
+    return RunLog(connection, run_paths, manifests, warnings, loaded)
+
+
+def run_names(paths: Sequence[Path]) -> dict[str, Path]:
+    """Run name -> directory: the directory's name, made unique by as many of its parents as it takes."""
+    unique = {path.resolve(): path for path in paths}
+    for depth in range(1, max((len(p.parts) for p in unique), default=1) + 1):
+        names = ["/".join(resolved.parts[-depth:]) for resolved in unique]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, unique.values(), strict=True)) if unique else {}
+
+
+def _manifest(path: Path) -> Manifest:
+    if not path.is_dir():
+        raise AnalyzerError(f"{path}: no such run directory: list the runs with: analyzer ls")
+    try:
+        manifest = read_manifest(path)
+    except RecorderError as error:
+        raise AnalyzerError(str(error)) from None
+    if field := malformed_field(manifest):
+        raise AnalyzerError(
+            f"{path / MANIFEST_FILE}: {field} is malformed: write it as the recorder's Manifest declares it"
+        )
+    return manifest
+
+
+def _declared_fields(manifest: Manifest) -> set[str]:
+    losses = manifest.reference_losses
+    values: dict[str, Any] = {**vars(manifest), **vars(manifest.label_roles), **vars(losses)}
+    return {name for name, value in values.items() if value not in (None, "", {})}

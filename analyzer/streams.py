@@ -1,0 +1,130 @@
+"""One Arrow IPC stream of a log -> its whole record batches, in the contract's types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from analyzer.errors import AnalyzerError
+from recorder.schema import LOG_DIRECTORY, SCHEMA_VERSION, VERSION_KEY, Table, parse_stream_name, table
+
+VIEW_COLUMNS = ("run", "rank", "segment")
+"""Columns that the views add; a logged column of the same name is hidden."""
+
+SMALL_BATCH_ROWS = 8192
+"""Batches below this size are joined in memory: many tiny ones cost up to 16x at query time."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The readable rows of one file: one table of one run, rank and segment."""
+
+    path: Path
+    table: Table
+    rank: int
+    segment: int
+    rows: pa.Table
+    warnings: tuple[str, ...]
+
+    def label_columns(self) -> tuple[str, ...]:
+        """Columns that the contract does not know: the user's own labels."""
+        known = set(self.table.column_names())
+        return tuple(name for name in self.rows.column_names if name not in known)
+
+
+def read_streams(run_directory: Path) -> tuple[Stream, ...]:
+    """Every stream in a run's log directory, ordered by table, rank and segment."""
+    streams = []
+    for path in (run_directory / LOG_DIRECTORY).glob("*.arrows"):
+        if parsed := parse_stream_name(path.name):
+            name, rank, segment = parsed
+            streams.append(read_stream(path, table(name), rank, segment))
+    return tuple(sorted(streams, key=lambda s: (s.table.name, s.rank, s.segment)))
+
+
+def read_stream(path: Path, contract: Table, rank: int, segment: int) -> Stream:
+    """The whole record batches of one stream, memory-mapped; what is cut off becomes a warning.
+
+    Raises AnalyzerError when the schema version is newer than this analyzer, or a column has a type
+    that cannot be converted to the contract's.
+    """
+    size = path.stat().st_size
+    batches, schema, whole_bytes = _whole_batches(path, size)
+    warnings = []
+    if schema is None:
+        warnings.append(f"{path}: cut: no readable header in {size} bytes; no rows read")
+        schema = contract.arrow_schema()
+    elif whole_bytes < size:
+        tail = size - whole_bytes
+        warnings.append(f"{path}: cut: {tail} bytes after the last whole batch not readable")
+    _check_version(path, schema)
+    rows = pa.Table.from_batches(batches, schema)
+    if batches and rows.num_rows < SMALL_BATCH_ROWS * len(batches):
+        rows = rows.combine_chunks()
+    rows, hidden = _without_view_columns(rows)
+    warnings += [f"{path}: column {name} hidden: the views use this name" for name in hidden]
+    return Stream(path, contract, rank, segment, _conformed(path, rows, contract), tuple(warnings))
+
+
+def _whole_batches(path: Path, size: int) -> tuple[list[pa.RecordBatch], pa.Schema | None, int]:
+    """(batches, schema or None when the header is cut, bytes up to the end of the last whole batch)."""
+    if size == 0:
+        return [], None, 0
+    try:
+        source = pa.memory_map(str(path))
+        reader = pa.ipc.open_stream(source)
+    except pa.ArrowException:
+        return [], None, 0
+    except OSError as error:
+        if not path.is_file() or isinstance(error, PermissionError):
+            raise AnalyzerError(f"{path}: unreadable: {error.strerror or error}") from None
+        return [], None, 0
+    batches = []
+    whole_bytes = source.tell()
+    while True:
+        try:
+            batches.append(reader.read_next_batch())
+        except StopIteration:
+            return batches, reader.schema, source.tell()
+        except (pa.ArrowException, OSError):
+            return batches, reader.schema, whole_bytes
+        whole_bytes = source.tell()
+
+
+def _check_version(path: Path, schema: pa.Schema) -> None:
+    found = (schema.metadata or {}).get(VERSION_KEY, b"missing").decode(errors="replace")
+    if not found.isdigit() or not 1 <= int(found) <= SCHEMA_VERSION:
+        raise AnalyzerError(
+            f"{path}: schema version {found}; this analyzer reads 1-{SCHEMA_VERSION}: upgrade it"
+        )
+
+
+def _without_view_columns(rows: pa.Table) -> tuple[pa.Table, list[str]]:
+    hidden = [name for name in rows.column_names if name.lower() in VIEW_COLUMNS]
+    return rows.drop_columns(hidden), hidden
+
+
+def _conformed(path: Path, rows: pa.Table, contract: Table) -> pa.Table:
+    """The rows with every column of the contract, in its type and order, then the unknown ones."""
+    arrays = []
+    for column in contract.columns:
+        if column.name in rows.column_names:
+            arrays.append(_converted(path, rows.column(column.name), column.name, column.type))
+        else:
+            arrays.append(pa.nulls(rows.num_rows, column.type))
+    names = list(contract.column_names())
+    labels = [name for name in rows.column_names if name not in set(names)]
+    return pa.table([*arrays, *(rows.column(name) for name in labels)], names=names + labels)
+
+
+def _converted(path: Path, values: pa.ChunkedArray, name: str, type: pa.DataType) -> pa.ChunkedArray:
+    if values.type == type:
+        return values
+    try:
+        return values.cast(type)
+    except pa.ArrowException:
+        raise AnalyzerError(
+            f"{path}: column {name} is {values.type}, expected {type}: write it as the contract says"
+        ) from None
