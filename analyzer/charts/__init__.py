@@ -1,0 +1,1 @@
+"""Pure functions: Arrow tables to Bokeh plots. Importing a chart imports Bokeh, so import it late."""

@@ -1,0 +1,194 @@
+"""The seven panels: their declarations, what they draw from tables, and the sentences above them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from bokeh.models import ColumnDataSource, LogScale
+
+from analyzer.charts.frame import Context, step_range
+from analyzer.charts.layers import draw_activations, draw_spectral_norms
+from analyzer.charts.loss import draw_loss, reference_lines
+from analyzer.charts.optimizer import draw_gradient_norm, draw_learning_rate
+from analyzer.panels import PANELS, Source, has_values
+
+NAN, INFINITY = math.nan, math.inf
+QUERIES = Path(__file__).parent.parent / "queries"
+NO_ROWS = {
+    "resumes": pa.table({"step": pa.array([], pa.int64()), "segment": pa.array([], pa.int32())}),
+    "reference_losses": pa.table(
+        {"reference": ["uniform"], "split": pa.nulls(1, pa.string()), "loss": [3.5]}
+    ),
+}
+
+
+def context(first_step: int = 0, last_step: int = 100) -> Context:
+    """A chart's surroundings."""
+    return Context("chart", step_range(first_step, last_step), {"primary_split": "validation"})
+
+
+def sources(plot: Any) -> list[ColumnDataSource]:
+    """The data of all renderers of a plot."""
+    return [renderer.data_source for renderer in plot.renderers]
+
+
+def test_panels_are_numbered_in_order() -> None:
+    """Panel numbers count from 1 to 7 in display order."""
+    assert [panel.number for panel in PANELS] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_chart_names_are_unique() -> None:
+    """No two charts claim the same element of the page."""
+    names = [chart.name for panel in PANELS for chart in panel.charts]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_every_panel_query_is_in_the_library() -> None:
+    """Each query that a panel names is a file of queries/, or the view of reference losses."""
+    known = {path.stem for path in QUERIES.rglob("*.sql")} | {"reference_losses"}
+    assert {name for panel in PANELS for name in panel.queries()} - known == set()
+
+
+def test_documentation_names_every_panel_and_query() -> None:
+    """docs/panels.md has a heading for each panel and mentions each of its queries and required columns."""
+    text = (Path(__file__).parent.parent / "docs" / "panels.md").read_text(encoding="utf-8")
+    missing = [
+        word
+        for panel in PANELS
+        for word in (f"## {panel.number}. {panel.title}", *panel.queries(), *panel.required_columns())
+        if word not in text
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([None, None], False), ([], False), ([None, NAN], True), ([0.0], True)]
+)
+def test_only_null_means_not_recorded(values: list[float | None], expected: bool) -> None:
+    """NaN and zero were measured; null and no row were not."""
+    assert has_values(pa.table({"loss": pa.array(values, pa.float64())}), "loss") is expected
+
+
+def test_missing_sources_are_named() -> None:
+    """The clipped norm was not recorded and the norm was: the chart misses one source."""
+    (chart,) = PANELS[2].charts
+    table = pa.table(
+        {"step": [0], "gradient_norm": [1.0], "clipped_gradient_norm": pa.nulls(1, pa.float64())}
+    )
+    expected = Source("gradient_norm_by_step", "clipped_gradient_norm", "steps.clipped_gradient_norm")
+    assert chart.missing({"gradient_norm_by_step": table}) == (expected,)
+
+
+def test_heat_map_marks_modules_with_non_finite_elements() -> None:
+    """A finite mean over a half-broken array is a red cross, not a colour."""
+    table = pa.table(
+        {"step": [0, 1], "module": ["relu", "relu"], "mean_abs": [1.0, 1.0], "nonfinite_count": [0, 7]}
+    )
+    drawing = draw_activations({"activation_by_layer": table}, context())
+    cells = next(source.data["largest"] for source in sources(drawing.plot) if "largest" in source.data)
+    lost = next(source.data["lost"] for source in sources(drawing.plot) if "lost" in source.data)
+    assert (cells.tolist(), lost.tolist()) == ([1.0], [1])
+    assert "1 recorded values are not finite" in drawing.summary
+
+
+def loss_tables(train_loss: list[float | None]) -> dict[str, pa.Table]:
+    """What the loss panel reads, one evaluation included."""
+    return {
+        **NO_ROWS,
+        "training_loss_by_step": pa.table(
+            {"step": list(range(len(train_loss))), "train_loss": pa.array(train_loss, pa.float64())}
+        ),
+        "evaluation_loss_by_step": pa.table({"step": [0], "split": ["validation"], "loss": [2.5]}),
+        "loss_spikes": pa.table({"step": [1], "loss": [9.0], "z": [12.0]}),
+    }
+
+
+def test_loss_axis_is_logarithmic() -> None:
+    """Loss is drawn on a log scale."""
+    assert isinstance(draw_loss(loss_tables([3.0, 2.0]), context()).plot.y_scale, LogScale)
+
+
+def test_loss_panel_draws_what_was_measured() -> None:
+    """The line holds every step and NaN where the value was NaN."""
+    drawing = draw_loss(loss_tables([3.0, NAN, 2.0]), context())
+    (line,) = [s for s in sources(drawing.plot) if list(s.data.get("step", [])) == [0, 1, 2]][:1]
+    np.testing.assert_array_equal(line.data["value"], [3.0, NAN, 2.0])
+
+
+def test_loss_summary_says_last_and_lowest() -> None:
+    """The sentence carries the numbers that the curve shows."""
+    summary = draw_loss(loss_tables([3.0, 1.5, 2.0]), context()).summary
+    assert "train, each batch: 2 nats/token at step 2 (lowest 1.5 at step 1)." in summary
+
+
+def test_spike_is_marked_and_in_the_legend() -> None:
+    """A spike of the query is drawn at its step."""
+    drawing = draw_loss(loss_tables([3.0, 9.0, 3.0]), context())
+    assert "spike" in [item.label for item in drawing.legend]
+    marked = [source.data["text"] for source in sources(drawing.plot) if "text" in source.data]
+    assert marked[0] == ["spike to 9, z = 12"]
+
+
+def test_long_run_says_how_many_points_are_shown() -> None:
+    """10,000 training steps do not fit; the note gives both numbers."""
+    (note,) = draw_loss(loss_tables(list(np.linspace(3, 1, 10_000))), context()).notes
+    shown, total = (int(text.replace(",", "")) for text in re.findall(r"[\d,]*\d", note)[:2])
+    assert total == 10_001
+    assert shown <= 2402  # 2,400 of the training loss, its end, and the evaluation
+
+
+def test_only_the_primary_split_has_its_floor_drawn() -> None:
+    """The floor of the training split is no line, and references keep their order."""
+    table = pa.table(
+        {
+            "reference": ["entropy_floor", "entropy_floor", "uniform"],
+            "split": ["train", "validation", None],
+            "loss": [0.1, 0.2, 3.5],
+        }
+    )
+    labels = [(line.label, line.value) for line in reference_lines(table, "validation")]
+    assert labels == [("ln V (uniform guess)", 3.5), ("entropy floor", 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("planned", "words"),
+    [
+        ([1e-3, 3e-3], "agree at every step"),
+        ([1e-3, 1e-3], "differ most at step 1, by 0.002"),
+    ],
+)
+def test_learning_rate_summary_compares_plan_and_practice(planned: list[float], words: str) -> None:
+    """The sentence says that both agree, or where they differ most."""
+    table = pa.table({"step": [0, 1], "learning_rate": [1e-3, 3e-3], "planned_learning_rate": planned})
+    tables = {"learning_rate_by_step": table, **NO_ROWS}
+    assert words in draw_learning_rate(tables, context()).summary
+
+
+def test_clipped_share_counts_steps_that_were_rescaled() -> None:
+    """One of four gradients was above the limit."""
+    table = pa.table(
+        {
+            "step": [0, 1, 2, 3],
+            "gradient_norm": [0.5, 4.0, 0.9, NAN],
+            "clipped_gradient_norm": [0.5, 1.0, 0.9, NAN],
+        }
+    )
+    tables = {"gradient_norm_by_step": table, **NO_ROWS}
+    assert "Clipped on 25.0% of steps." in draw_gradient_norm(tables, context()).summary
+
+
+def test_many_matrices_are_one_renderer() -> None:
+    """Forty weights are drawn by one glyph and its hover copy, not by forty."""
+    names = [f"blocks.{i}.weight" for i in range(40)]
+    table = pa.table(
+        {"step": [0] * 40 + [1] * 40, "name": names * 2, "spectral_norm": [1.0 + i for i in range(80)]}
+    )
+    drawing = draw_spectral_norms({"spectral_norm_by_step": table}, context())
+    assert len(drawing.plot.renderers) == 2
+    assert list(sources(drawing.plot)[0].data["name"]) == names
