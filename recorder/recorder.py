@@ -34,7 +34,6 @@ from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
 from recorder.segment import OnError, Segment
 from recorder.signals import StepSignals, TensorCatalogue
-from recorder.statistics import combined_hash, content_hash
 from recorder.writer import Block, Value
 
 
@@ -56,6 +55,7 @@ class StepRecord:
     def __init__(self, recorder: Recorder, step: int) -> None:
         self.step = step
         self.logged: dict[str, Value] = {}
+        self.micro_batches: list[Block] = []
         self._recorder = recorder
 
     def log(self, **columns: Value) -> None:
@@ -75,6 +75,12 @@ class StepRecord:
     def add_activations(self, activations: Mapping[str, Array]) -> None:
         """Give outputs of modules by name, real tokens only, for a loop whose model has no hooks."""
         self._recorder.capture.activations.update(activations)
+
+    def log_micro_batch(self, *, loss_sum: float, loss_token_count: int, gradient_norm: float) -> None:
+        """Record one micro-batch of an accumulated step: nats, tokens, and the norm of its own gradient."""
+        row = {"step": self.step, "micro": len(self.micro_batches)}
+        row |= {"loss_sum": loss_sum, "loss_token_count": loss_token_count, "gradient_norm": gradient_norm}
+        self.micro_batches.append(Block("micro_batches", 1, row))
 
     def __enter__(self) -> Self:
         self._recorder.begin_step(self)
@@ -193,17 +199,26 @@ class Recorder:
         self._segment.append([Block("examples", len(next(iter(columns.values()))), values)])
 
     def log_evaluation(
-        self, step: int, split: str, losses: EvaluationLosses, *, evaluation_mode: bool = True
+        self,
+        step: int,
+        split: str,
+        losses: EvaluationLosses,
+        *,
+        evaluation_mode: bool = True,
+        weights_hash: int | None = None,
     ) -> None:
-        """Record one evaluation of a whole split: its sums, and the loss of each example."""
+        """Record one evaluation of a whole split: its sums, and the loss of each example.
+
+        A second evaluation of the same step and split is a repeat, of which the sums are kept.
+        weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
+        """
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
-        weights = self._catalogue.weights.values()
         row = {
             "step": step,
             "split": split,
             "repeat": repeat,
-            "weights_hash": combined_hash(content_hash(weight) for weight in weights) if weights else None,
+            "weights_hash": self._catalogue.weights_hash() if weights_hash is None else weights_hash,
             "evaluation_mode": evaluation_mode,
         }
         columns = dataclasses.asdict(losses)
@@ -281,7 +296,7 @@ class Recorder:
         now = time.perf_counter()
         seconds = self._recorder_seconds + self.capture.seconds + now - start
         row = self._step_row(record, seconds, now - self._step_start)
-        self._segment.append([*blocks, Block("steps", 1, row)])
+        self._segment.append([*blocks, *record.micro_batches, Block("steps", 1, row)])
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
         self._account(record.step, seconds, now - self._step_start)

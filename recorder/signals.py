@@ -55,6 +55,12 @@ class TensorCatalogue:
             self._add(place, activation.dtype, activation.shape[1:], {})
         return self.ids[place.name]
 
+    def weights_hash(self) -> int | None:
+        """Hash over the hashes of all weights as they are now; None when none is watched."""
+        if not self.weights:
+            return None
+        return combined_hash(content_hash(weight) for weight in self.weights.values())
+
     def take_blocks(self) -> list[Block]:
         """One block for each tensor whose name is not yet in the log."""
         blocks = [Block("tensor_names", 1, row) for row in self.rows[self.written_count :]]

@@ -237,3 +237,25 @@ def test_a_loop_that_raises_on_nan_is_not_broken_by_the_recorder(run: Path) -> N
                 record.add_gradients({"w": np.array([[np.nan, np.inf], [1e-30, 1e30]], np.float32)})
                 record.log(gradient_norm=math.nan)
     assert [row["nan_count"] for row in rows(run, "tensors") if row["kind"] == "gradient"] == [1, 1]
+
+
+def test_micro_batches_are_numbered_within_their_step(run: Path) -> None:
+    """An accumulated step keeps the loss and gradient norm of each of its parts."""
+    with Recorder(run) as recorder, recorder.step(4) as record:
+        for loss in (1.0, 3.0):
+            record.log_micro_batch(loss_sum=loss, loss_token_count=2, gradient_norm=0.5)
+        record.log(loss_sum=4.0, loss_token_count=4, accumulation_count=2)
+    micro_batches = [(row["step"], row["micro"], row["loss_sum"]) for row in rows(run, "micro_batches")]
+    assert micro_batches == [(4, 0, 1.0), (4, 1, 3.0)]
+
+
+def test_an_evaluation_of_other_weights_says_so(run: Path) -> None:
+    """The hash of evaluated weights is the caller's, when the watched weights are not what was evaluated."""
+    one = np.array([1])
+    losses = EvaluationLosses(one, one / 2, one, one / 4, one, one > 0)
+    with Recorder(run) as recorder:
+        recorder.watch({"w": np.ones(2, np.float32)})
+        recorder.log_evaluation(0, "validation", losses)
+        recorder.log_evaluation(1, "validation", losses, weights_hash=7)
+    live, other = (row["weights_hash"] for row in rows(run, "evaluations"))
+    assert (live, other) == (combined_hash([content_hash(np.ones(2, np.float32))]), 7)
