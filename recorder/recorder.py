@@ -78,7 +78,7 @@ class StepRecord:
 
     def log_micro_batch(self, *, loss_sum: float, loss_token_count: int, gradient_norm: float) -> None:
         """Record one micro-batch of an accumulated step: nats, tokens, and the norm of its own gradient."""
-        row = {"step": self.step, "micro": len(self.micro_batches)}
+        row: dict[str, Value] = {"step": self.step, "micro": len(self.micro_batches)}
         row |= {"loss_sum": loss_sum, "loss_token_count": loss_token_count, "gradient_norm": gradient_norm}
         self.micro_batches.append(Block("micro_batches", 1, row))
 
