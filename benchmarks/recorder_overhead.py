@@ -113,7 +113,7 @@ def main() -> None:
     print(f"cost in % of the detached step, {blocks} blocks of {PAIRS_PER_BLOCK} pairs")
     print(f"{'':<32} {'mean':>6}  {'95% interval':^15}  {'logged':>6}  {'median ms':^15}  {'p99 ms':^15}")
     for cadence_name, cadence in (("default cadence", DEFAULT), ("everything at every step", EVERYTHING)):
-        for kernel in ("compiled",):
+        for kernel in ("compiled", "numpy"):
             cost = measure(cadence, kernel, blocks)
             print(describe(f"{cadence_name}, {kernel}", cost), flush=True)
 

@@ -19,11 +19,11 @@ class Cadence:
     weights: int = 10
     updates: int = 10
     activations: int = 10
-    activation_gradients: int = 10
+    activation_gradients: int = 50  # keeping them until the step ends is what costs
     spectral_norms: int = 10
     spectral_bounds: int = 100
     attention: int = 1  # future mass and first row
-    attention_entropy: int = 10  # and largest logit
+    attention_entropy: int = 50  # and largest logit
     hashes: int = 10
     unit_window: int = 50  # steps in which a unit must fire to be alive; at least an epoch
 

@@ -11,7 +11,6 @@ for new pages at every step. They are kept in steps that record them only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -134,16 +133,19 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
     layer = -1 if module.layer is None else module.layer
 
     def keep(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
-        real: Callable[[Array], Array] = partial(_real_tokens, token_mask=token_mask)
-        activation = real(output.data)
+        activation = _real_tokens(output.data, token_mask)
         capture.activations[name] = activation
         if capture.keeps_activation_gradients:
-            output.register_gradient_hook(lambda gradient: _keep_gradient(capture, name, real(gradient)))
+            output.register_gradient_hook(lambda gradient: keep_gradient(gradient, token_mask))
         if counts_units:
             if name not in capture.units:
                 fired = np.zeros(activation.shape[-1], np.bool_)
                 capture.units[name] = UnitWindow(layer, fired, capture.step)
             capture.units[name].add(activation.reshape(-1, activation.shape[-1]))
+
+    def keep_gradient(gradient: Array, token_mask: NDArray[np.bool_] | None) -> None:
+        if capture.recording:
+            capture.activation_gradients[name] = _real_tokens(gradient, token_mask)
 
     def hook(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
         if not capture.recording:
@@ -156,11 +158,6 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
         capture.seconds += time.perf_counter() - start
 
     return hook
-
-
-def _keep_gradient(capture: Capture, name: str, gradient: Array) -> None:
-    if capture.recording:
-        capture.activation_gradients[name] = gradient
 
 
 def _real_tokens(array: Array, token_mask: NDArray[np.bool_] | None) -> Array:

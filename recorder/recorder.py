@@ -292,11 +292,11 @@ class Recorder:
                 self._signals.after_update(record.step, record.logged, self.capture, self._places, completed)
             ),
         )
-        hook_errors = self.capture.end()
-        now = time.perf_counter()
+        now = time.perf_counter()  # letting go of the step's arrays below is the training's own work
         seconds = self._recorder_seconds + self.capture.seconds + now - start
         row = self._step_row(record, seconds, now - self._step_start)
         self._segment.append([*blocks, *record.micro_batches, Block("steps", 1, row)])
+        hook_errors = self.capture.end()
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
         self._account(record.step, seconds, now - self._step_start)

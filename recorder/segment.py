@@ -39,7 +39,8 @@ class Segment:
         self.rank = rank
         self._on_error = on_error
         self._fsync_seconds = fsync_seconds
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what waits: held for a moment only
+        self._write_lock = threading.Lock()  # guards the files; taken before the other one
         self._process = os.getpid()
         self._told: set[str] = set()
         self._closed = threading.Event()
@@ -72,16 +73,26 @@ class Segment:
         """Append rows; with ``flush`` they reach the operating system before this returns."""
         if self.foreign:
             return
+        touched = []
         with self._lock:
             for block in blocks:
                 stream = self._streams.get(block.table)
                 if stream is None:
                     arrow_schema = schema.table(block.table).arrow_schema()
                     stream = self._streams[block.table] = Stream(self._path(block.table), arrow_schema)
-                stream.append(block.columns, block.row_count)
-                if flush:
-                    stream.flush()
+                stream.append(block)
+                touched.append(stream)
+        if flush:
+            for stream in touched:
+                self.write(stream)
         self.report()
+
+    def write(self, stream: Stream) -> None:
+        """Write what waits in a stream; rows that come meanwhile wait for the next time."""
+        with self._write_lock:
+            with self._lock:
+                blocks = stream.take()
+            stream.write(blocks)
 
     def report(self) -> None:
         """Tell of each broken stream once, as an event and a line on stderr, or raise RecorderError."""
@@ -99,8 +110,8 @@ class Segment:
         """Record a warning event, as long as events can be written."""
         row = {"wall_time": time.time_ns() // 1000, "kind": "warning", "message": message, "payload": "{}"}
         with self._lock:
-            self._streams["events"].append(row)
-            self._streams["events"].flush()
+            self._streams["events"].append(Block("events", 1, row))
+        self.write(self._streams["events"])
 
     def size(self) -> int:
         """Bytes of the segment's files."""
@@ -118,10 +129,13 @@ class Segment:
         self._closed.set()
         atexit.unregister(self.close)
         self._flusher.join()
-        with self._lock:
+        for stream in self._streams.values():
+            self.write(stream)
+        if self._fsync_seconds:
+            self._sync()
+        with self._write_lock:
             for stream in self._streams.values():
                 stream.close()
-            self._sync()
         lost = [f"{s.lost_row_count} of {name}" for name, s in self._streams.items() if s.lost_row_count]
         if lost:
             print(f"recorder: {self.run_directory}: rows lost: {', '.join(lost)}", file=sys.stderr)
@@ -149,10 +163,9 @@ class Segment:
         """Runs in a thread of its own until the segment is closed."""
         beat = synced = time.monotonic()
         while not self._closed.wait(FLUSH_SECONDS / 4):
-            with self._lock:
-                for stream in self._streams.values():
-                    if stream.oldest_age > FLUSH_SECONDS:
-                        stream.flush()
+            for stream in list(self._streams.values()):
+                if stream.oldest_age > FLUSH_SECONDS:
+                    self.write(stream)
             now = time.monotonic()
             if now - beat > HEARTBEAT_SECONDS:
                 beat = now
@@ -166,9 +179,8 @@ class Segment:
         try:
             os.utime(self._streams["events"].path)
         except OSError as error:
-            with self._lock:
-                for stream in self._streams.values():
-                    stream.break_off(error)
+            for stream in list(self._streams.values()):
+                stream.break_off(error)
 
     def _sync(self) -> None:
         """Ask for durability on duplicates of the descriptors, so that no step waits for the disk."""

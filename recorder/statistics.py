@@ -7,12 +7,12 @@ Callers silence NumPy's floating-point warnings around a whole step: once is che
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from recorder.kernel import (
@@ -79,7 +79,11 @@ def summarize_all(arrays: Sequence[Array], kernel: Kernel) -> Array:
     else:
         statistics = np.full((len(arrays), len(Summary._fields)), np.nan)
     for index in np.flatnonzero(np.isnan(statistics[:, _STD])).tolist():
-        statistics[index] = _summarize_slowly(flat_arrays[index])
+        if totals[index, SQUARE_SUM] > _SMALLEST_TRUSTED_SQUARE_SUM and statistics[index, 1] < np.inf:
+            # Only the spread is lost in cancellation: gains near 1, biases near a constant.
+            statistics[index, _STD] = np.std(flat_arrays[index], dtype=np.float64)
+        else:
+            statistics[index] = _summarize_slowly(flat_arrays[index])
     return statistics
 
 
@@ -200,12 +204,12 @@ class SpectralNorm:
 
 
 def content_hash(*arrays: Array) -> int:
-    """64-bit BLAKE2b hash of the bytes of C-contiguous arrays, in order; dtype and shape count too."""
-    digest = hashlib.blake2b(digest_size=8)
+    """64-bit XXH3 hash of the bytes of arrays, in order; dtype and shape count too."""
+    digest = xxhash.xxh3_64()  # 50 times faster than BLAKE2b; nobody attacks a training log
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
-    return int.from_bytes(digest.digest(), "little")
+    return digest.intdigest()
 
 
 def combined_hash(hashes: Iterable[int]) -> int:
@@ -227,10 +231,12 @@ def attention_mass(probabilities: Array, token_mask: NDArray[np.bool_], kernel: 
     probabilities: (B, H, T, T) query x key; token_mask: (B, T). Means are over real queries.
     Sums of exact zeros are exactly zero, so ``future_mass > 0`` is proof, not a tolerance.
     """
-    mass = kernel.future_mass(probabilities, token_mask) / max(int(token_mask.sum()), 1)
+    sums = kernel.future_mass(probabilities, token_mask)
+    if not sums.any():  # causal (NaN would count as true): query 0 sees one key, so it has no entropy
+        zeros = np.zeros(len(sums))
+        return AttentionSummary(zeros, zeros, zeros)
+    mass = sums / max(int(token_mask.sum()), 1)
     first_rows = probabilities[token_mask[:, 0], :, 0]  # (B, H, T)
-    if (first_rows[..., 0] == 1).all():  # causal: query 0 sees one key; no logarithm needed
-        return AttentionSummary(mass[:, 0], mass[:, 1], np.zeros(len(mass)))
     return AttentionSummary(mass[:, 0], mass[:, 1], _entropy_rows(first_rows).mean(axis=0))
 
 

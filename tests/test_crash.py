@@ -72,3 +72,22 @@ def test_rows_leave_during_a_long_step(tmp_path: Path) -> None:
         time.sleep(1.0)
         process.kill()
     assert [row["step"] for row in read_whole_batches(tmp_path / "run" / "log" / "steps-r0-s0.arrows")] == [0]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
+def test_a_killed_training_renders(tmp_path: Path, seconds: float) -> None:
+    """The reference training, killed soon after its log appears, is told as killed and has a page."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "experiments", "run", "19-healthy", "--out", str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not list(run.glob("log/events-*.arrows")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(seconds)
+        process.kill()
+    result = subprocess.run(
+        [sys.executable, "-m", "analyzer", "render", str(run)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    page = (run / "dashboard.html").read_text(encoding="utf-8")
+    assert ">killed<" in page

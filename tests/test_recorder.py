@@ -199,7 +199,7 @@ def test_training_goes_on_when_the_log_can_not_be_written(
         with recorder.step(0) as record:
             record.log(learning_rate=0.1)
         stream = recorder._segment._streams["steps"]
-        stream.flush()
+        recorder._segment.write(stream)
         stream.error = OSError(28, "No space left on device")
         for step in (1, 2):
             with recorder.step(step) as record:

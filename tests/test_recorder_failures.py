@@ -48,7 +48,7 @@ FULL_DISK = """
             with recorder.step(step) as record:
                 record.log(loss_sum=1.0, loss_token_count=1)
             if step % 50 == 49:
-                recorder._segment._streams["steps"].flush()
+                recorder._segment.write(recorder._segment._streams["steps"])
         print("trained to the end")
 """
 
@@ -192,8 +192,7 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_row(run: Path) -> None:
         for step in range(1500):
             record_steps(recorder, range(step, step + 1))
             stream = recorder._segment._streams["steps"]
-            with recorder._segment._lock:
-                stream.flush()
+            recorder._segment.write(stream)
             if step % 5 == 0:
                 steps = []
                 with stream.path.open("rb") as file:
