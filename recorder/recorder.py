@@ -383,9 +383,8 @@ class Recorder:
         self.detach()
         self._end_windows()
         self.log_event(kind, message)
-        size = self._segment.size()
         self._segment.close()
-        counts = self._segment.row_counts()
+        counts, size = self._segment.row_counts(), self._segment.size()
         recorder_seconds, step_seconds = self._total_seconds
         share = 100 * recorder_seconds / max(step_seconds - recorder_seconds, 1e-9)
         self._say(
