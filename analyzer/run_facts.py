@@ -136,6 +136,21 @@ def run_status(connection: duckdb.DuckDBPyConnection, run: str, path: Path, mani
     return "live" if alive and _heartbeat_is_recent(path / LOG_DIRECTORY) else "killed"
 
 
+def missing_ranks(connection: duckdb.DuckDBPyConnection, run: str, path: Path) -> list[str]:
+    """A warning when a run of several ranks has logs of only some of them."""
+    rows = connection.execute(
+        "SELECT DISTINCT rank, payload FROM events_all WHERE run = $1 AND kind = 'segment_started'", [run]
+    ).fetchall()
+    world_size = max((_json_object(payload).get("world_size") or 1 for _, payload in rows), default=1)
+    missing = sorted(set(range(world_size)) - {rank for rank, _ in rows})
+    if not missing:
+        return []
+    names = ", ".join(str(rank) for rank in missing)
+    return [
+        f"{path / LOG_DIRECTORY}: ranks missing of {world_size}: {names}: their part of the run is not shown"
+    ]
+
+
 def _json_object(text: str | None) -> dict[str, Any]:
     try:
         document = json.loads(text or "")

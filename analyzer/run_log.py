@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from analyzer.errors import AnalyzerError
 from analyzer.query_library import load_queries
-from analyzer.run_facts import create_run_facts, malformed_field
+from analyzer.run_facts import create_run_facts, malformed_field, missing_ranks
 from analyzer.streams import read_streams
 from analyzer.views import LoadedStream, create_segments, create_t_quantiles, create_table_views
 from recorder.errors import RecorderError
@@ -53,14 +53,18 @@ class RunLog:
         """Any segment of any opened run has a row of this table."""
         return any(s.stream.rows.num_rows for s in self.streams if s.stream.table.name == table)
 
-    def recorded_columns(self, table: str) -> set[str]:
-        """Columns of a table that hold any value; of "manifest", the fields that were declared."""
+    def recorded_columns(self, table: str, run: str | None = None) -> set[str]:
+        """Columns of a table that hold any value; of "manifest", the fields that were declared.
+
+        run: only this run's; None: of any opened run.
+        """
         if table == "manifest":
-            return set().union(*(_declared_fields(m) for m in self.manifests.values()))
+            manifests = self.manifests.values() if run is None else [self.manifests[run]]
+            return set().union(*(_declared_fields(manifest) for manifest in manifests))
         return {
             name
             for loaded in self.streams
-            if loaded.stream.table.name == table
+            if loaded.stream.table.name == table and run in (None, loaded.run)
             for name in loaded.stream.rows.column_names
             if loaded.stream.rows.column(name).null_count < loaded.stream.rows.num_rows
         }
@@ -85,6 +89,8 @@ def open_runs(paths: Sequence[Path]) -> RunLog:
     create_segments(connection, loaded)
     create_t_quantiles(connection)
     create_run_facts(connection, run_paths, manifests)
+    for run, path in run_paths.items():
+        warnings += missing_ranks(connection, run, path)
     load_queries(connection)
     return RunLog(connection, run_paths, manifests, warnings, loaded)
 
