@@ -44,7 +44,10 @@ class Tensor:
         self._hooks: HookRegistry | None = None
 
     def register_gradient_hook(self, hook: Callable[[Array], None]) -> HookHandle:
-        """Call ``hook(gradient)`` once in each backward pass, when this tensor's gradient is complete."""
+        """Call ``hook(gradient)`` once in each backward pass, when this tensor's gradient is complete.
+
+        A weight shows what it has accumulated since its gradient was last zeroed: what an update would use.
+        """
         if self._hooks is None:
             self._hooks = HookRegistry()
         return self._hooks.register(hook)
@@ -54,10 +57,11 @@ class Tensor:
         pending = {id(self): np.ones_like(self.data)}
         for tensor in reversed(_topological_order(self)):
             gradient = pending.pop(id(tensor))
+            if tensor.trainable:
+                gradient = gradient if tensor.gradient is None else tensor.gradient + gradient
+                tensor.gradient = gradient
             if tensor._hooks:
                 tensor._hooks.fire(gradient)
-            if tensor.trainable:
-                tensor.gradient = gradient if tensor.gradient is None else tensor.gradient + gradient
             if tensor._backward is None:
                 continue
             for parent, part in zip(tensor.parents, tensor._backward(gradient), strict=True):
@@ -250,8 +254,13 @@ def softmax_in_place(logits: Array) -> None:
     logits /= _row_sum(logits)
 
 
-def softmax_cross_entropy(logits: Tensor, targets: Indices) -> tuple[Tensor, Array]:
-    """Mean negative log-likelihood of (N,) targets under (N, V) logits, and its (N,) terms, in nats."""
+def softmax_cross_entropy(
+    logits: Tensor, targets: Indices, weights: Array | None = None
+) -> tuple[Tensor, Array]:
+    """Mean negative log-likelihood of (N,) targets under (N, V) logits, and its (N,) terms, in nats.
+
+    With (N,) weights it is the sum of weight times term instead.
+    """
     token_count = len(targets)
     probabilities = logits.data - logits.data.max(axis=-1, keepdims=True)
     target_logits = probabilities[np.arange(token_count), targets]
@@ -262,8 +271,10 @@ def softmax_cross_entropy(logits: Tensor, targets: Indices) -> tuple[Tensor, Arr
     def backward(gradient: Array) -> tuple[Array, ...]:
         logit_gradient = probabilities / totals
         logit_gradient[np.arange(token_count), targets] -= 1
-        logit_gradient *= logits.data.dtype.type(gradient / token_count)
+        row_gradients = gradient / token_count if weights is None else (gradient * weights)[:, None]
+        logit_gradient *= np.asarray(row_gradients, dtype=logits.data.dtype)
         return (logit_gradient,)
 
-    mean = np.asarray(token_losses.mean(dtype=np.float64))  # float64: a sum over many float32 terms
-    return Tensor(mean, (logits,), backward), token_losses
+    # float64: a sum over many float32 terms
+    reduced = token_losses.mean(dtype=np.float64) if weights is None else np.dot(weights, token_losses)
+    return Tensor(np.asarray(reduced, dtype=np.float64), (logits,), backward), token_losses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,27 @@ class PackedBatch:
     is_answer: NDArray[np.bool_]  # the target comes after the prompt: answer or end
     lengths: Integers  # (B,)
     examples: Integers  # (B,) index of each sequence in its split
+
+    def parts(self, count: int) -> tuple[PackedBatch, ...]:
+        """``count`` micro-batches of neighbouring sequences, as equal in number as can be."""
+        if count == 1:
+            return (self,)
+        return tuple(
+            self._part(rows[0], rows[-1] + 1) for rows in np.array_split(np.arange(len(self.lengths)), count)
+        )
+
+    def _part(self, first: int, end: int) -> PackedBatch:
+        """Sequences ``first`` to ``end`` - 1."""
+        chosen = (self.rows >= first) & (self.rows < end)
+        return PackedBatch(
+            tokens=self.tokens[chosen],
+            targets=self.targets[chosen],
+            positions=self.positions[chosen],
+            rows=self.rows[chosen] - first,
+            is_answer=self.is_answer[chosen],
+            lengths=self.lengths[first:end],
+            examples=self.examples[first:end],
+        )
 
     def content_hash(self) -> int:
         """64-bit hash of token ids and targets, in order."""
@@ -104,14 +125,18 @@ class EpochIterator:
         self.generator = np.random.Generator(np.random.PCG64(seed))
         self.epoch = 0
         self.data_position = 0
-        self.order = self.generator.permutation(example_count)
+        self.order = self.shuffled()
 
-    def draw(self) -> Draw:
-        """The next batch's indices."""
+    def shuffled(self) -> Integers:
+        """A fresh order of all examples."""
+        return self.generator.permutation(self.example_count)
+
+    def draw(self, next_order: Callable[[EpochIterator], Integers] = shuffled) -> Draw:
+        """The next batch's indices; ``next_order`` orders an epoch that begins here."""
         if self.data_position + self.batch_size > self.example_count:
             self.epoch += 1
             self.data_position = 0
-            self.order = self.generator.permutation(self.example_count)
+            self.order = next_order(self)
         indices = self.order[self.data_position : self.data_position + self.batch_size]
         drawn = Draw(indices, self.epoch, self.data_position, self._order_hash())
         self.data_position += self.batch_size

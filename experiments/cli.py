@@ -10,16 +10,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.checkpoint_roundtrip import checkpoint_roundtrip
 from experiments.corpus import DIRECTIONS, load_corpus
 from experiments.errors import ExperimentError, UsageError
 from experiments.evaluation import mean_loss
-from experiments.experiment import configure, experiment_names, load_experiment, run_experiment
+from experiments.experiment import (
+    Experiment,
+    configure,
+    experiment_names,
+    load_experiment,
+    run_experiment,
+)
+from experiments.faults import FAULTS, SEVERITIES
+from experiments.fp16_drift import fp16_drift
+from experiments.resume import plan_resume, recorded_config, run_resume
+from experiments.train_mini import train_mini
 from recorder import EvaluationLosses, RecorderError
 from recorder.manifest import read_manifest
 
 DEMO_EXPERIMENTS = ("19-healthy", "19-break-mask")
 EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-FINDINGS = 3  # the analyzer's exit code when it found something: no failure of the demo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,9 +45,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def run(parsed: argparse.Namespace) -> None:
-    """Train one experiment with the recorder on."""
-    _run_and_report(parsed.name, parsed.out, parsed.seed, parsed.set, overwrite=parsed.overwrite)
+PROGRAMS = {
+    "checkpoint_roundtrip": checkpoint_roundtrip,
+    "train_mini": train_mini,
+    "fp16_drift": fp16_drift,
+}
+"""What runs more than one training: (experiment, config, --out, --overwrite) -> exit code."""
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Train one experiment with the recorder on, or run its program."""
+    experiment = with_fault(load_experiment(parsed.name), parsed.fault, parsed.severity, parsed.fault_start)
+    if experiment.program is not None and not parsed.resume:
+        config = configure(experiment, parsed.seed, parsed.set)
+        return PROGRAMS[experiment.program](experiment, config, parsed.out, parsed.overwrite)
+    if parsed.resume:
+        _resume_and_report(experiment, parsed.out, parsed.seed, parsed.set)
+    else:
+        _run_and_report(experiment, parsed.out, parsed.seed, parsed.set, overwrite=parsed.overwrite)
+    return 0
+
+
+def with_fault(
+    experiment: Experiment, fault: str | None, severity: str | None, first_step: int | None
+) -> Experiment:
+    """The experiment with a fault that the command line asks for. UsageError when it has one already."""
+    if fault is None:
+        if severity is not None or first_step is not None:
+            raise UsageError("--severity and --fault-start belong to a --fault")
+        return experiment
+    if experiment.fault is not None:
+        raise UsageError(f"--fault {fault}: {experiment.name} has the fault {experiment.fault} already")
+    changed = dataclasses.replace(
+        experiment, fault=fault, severity=severity or experiment.severity, fault_start=first_step
+    )
+    changed.code_path()  # raises when name, severity and start do not fit
+    return changed
+
+
+def list_faults(_: argparse.Namespace) -> None:
+    """Print every deliberate fault with its three severities and the evidence that it must leave."""
+    for fault in FAULTS:
+        print(f"{fault.name}: {fault.title.lower()} (catalogue {fault.number}, from step {fault.first_step})")
+        values = ", ".join(f"{severity} {fault.value(severity)!r}" for severity in SEVERITIES)
+        print(f"    {fault.parameter}: {values}")
+        print(f"    leaves: {fault.evidence}")
+        print(f"    diagnosis: {fault.found_by()}")
 
 
 def list_experiments(_: argparse.Namespace) -> None:
@@ -51,25 +104,23 @@ def demo(parsed: argparse.Namespace) -> int:
     directories = [parsed.out / name for name in DEMO_EXPERIMENTS]
     for name, directory in zip(DEMO_EXPERIMENTS, directories, strict=True):
         overwrite = parsed.overwrite or _holds_the_same_run(directory, name, parsed.set)
-        _run_and_report(name, directory, None, parsed.set, overwrite=overwrite)
-    for directory in directories:
-        for command in ("render", "diagnose"):
-            code = subprocess.run([_analyzer(), command, str(directory)], check=False).returncode
-            if code not in (0, FINDINGS):
-                raise ExperimentError(
-                    f"analyzer {command} {directory}: exit code {code}; its message is above"
-                )
+        _run_and_report(load_experiment(name), directory, None, parsed.set, overwrite=overwrite)
+    print(f"why     {_analyzer()} diagnose {directories[-1]}", flush=True)
+    code = subprocess.run([_analyzer(), "render", *map(str, directories)], check=False).returncode
+    if code != 0:
+        raise ExperimentError(f"analyzer render: exit code {code}; its message is above")
     return 0
 
 
 def _holds_the_same_run(directory: Path, name: str, settings: Sequence[str]) -> bool:
     """An earlier demo with the same settings: training again gives the same weights, so nothing is lost."""
-    config = dataclasses.asdict(configure(load_experiment(name), None, settings))
     try:
         manifest = read_manifest(directory)
-    except RecorderError:
+        config = recorded_config(manifest)
+    except (RecorderError, ExperimentError):
         return False
-    return manifest.run_id.startswith(f"{name}-seed") and manifest.config == config
+    declared = configure(load_experiment(name), None, settings)
+    return manifest.run_id.startswith(f"{name}-seed") and config == declared
 
 
 def corpus(parsed: argparse.Namespace) -> None:
@@ -78,15 +129,34 @@ def corpus(parsed: argparse.Namespace) -> None:
 
 
 def _run_and_report(
-    name: str, out: Path | None, seed: int | None, settings: Sequence[str], *, overwrite: bool
+    experiment: Experiment, out: Path | None, seed: int | None, settings: Sequence[str], *, overwrite: bool
 ) -> None:
-    experiment = load_experiment(name)
     config = configure(experiment, seed, settings)
-    directory = out or Path("runs") / name
+    directory = out or Path("runs") / experiment.name
     print(
-        f"{name}: {experiment.title.lower()}, {config.total_steps} steps, seed {config.seed}", file=sys.stderr
+        f"{experiment.name}: {experiment.title.lower()}, {config.total_steps} steps, seed {config.seed}",
+        file=sys.stderr,
     )
     losses = run_experiment(experiment, config, directory, overwrite=overwrite)
+    _report(directory, losses)
+
+
+def _resume_and_report(
+    experiment: Experiment, out: Path | None, seed: int | None, settings: Sequence[str]
+) -> None:
+    directory = out or Path("runs") / experiment.name
+    plan = plan_resume(experiment, directory, seed, settings)
+    if plan.resume is None:
+        print(f"{directory}: has finished its {plan.config.total_steps} steps; nothing to resume")
+        return
+    print(
+        f"{experiment.name}: resumed at step {plan.resume.checkpoint.step} of {plan.config.total_steps}",
+        file=sys.stderr,
+    )
+    _report(directory, run_resume(experiment, plan, directory))
+
+
+def _report(directory: Path, losses: dict[str, EvaluationLosses]) -> None:
     print(f"log     {directory}")
     print(f"loss    {_loss_line(losses)}")
     print(f"render  {_analyzer()} render {directory}", flush=True)
@@ -113,10 +183,19 @@ def _parser() -> argparse.ArgumentParser:
     run_parser.add_argument("name", help="a name that `list` prints")
     run_parser.add_argument("--seed", type=int, help="training seed: weights, order, dropout (default 0)")
     run_parser.add_argument("--out", type=Path, help="run directory (default runs/NAME)")
+    run_parser.add_argument(
+        "--resume", action="store_true", help="continue at the newest checkpoint, with the run's own settings"
+    )
+    run_parser.add_argument("--fault", metavar="NAME", help="put in a deliberate fault that `faults` prints")
+    run_parser.add_argument("--severity", choices=SEVERITIES, help="of the fault (default medium)")
+    run_parser.add_argument(
+        "--fault-start", type=int, metavar="STEP", help="first step of the fault (default: its own)"
+    )
     _add_options(run_parser)
     run_parser.set_defaults(command=run)
 
     commands.add_parser("list", help=list_experiments.__doc__).set_defaults(command=list_experiments)
+    commands.add_parser("faults", help=list_faults.__doc__).set_defaults(command=list_faults)
 
     demo_parser = commands.add_parser("demo", help=demo.__doc__)
     demo_parser.add_argument(

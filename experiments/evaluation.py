@@ -9,7 +9,14 @@ import numpy as np
 
 from experiments.autograd import Tensor, softmax_cross_entropy
 from experiments.batches import PackedBatch, PackedExamples
-from experiments.transformer import MaskFunction, Transformer, no_dropout
+from experiments.transformer import (
+    DropoutFunction,
+    Join,
+    MaskFunction,
+    Transformer,
+    add_branch,
+    no_dropout,
+)
 from recorder import EvaluationLosses
 
 EVALUATION_BATCH_SIZE = 64  # bounds memory; has no effect on the result
@@ -30,8 +37,14 @@ class EvaluationSplit:
         return tuple(self.examples.batch(order[start : start + EVALUATION_BATCH_SIZE]) for start in starts)
 
 
-def evaluate(model: Transformer, split: EvaluationSplit, mask: MaskFunction) -> EvaluationLosses:
-    """Losses of every example of the split in its own order, in evaluation mode (no dropout)."""
+def evaluate(
+    model: Transformer,
+    split: EvaluationSplit,
+    mask: MaskFunction,
+    dropout: DropoutFunction = no_dropout,
+    join: Join = add_branch,
+) -> EvaluationLosses:
+    """Losses of every example of the split in its own order; without dropout that is evaluation mode."""
     count = len(split.examples.examples)
     losses = EvaluationLosses(
         example_id=split.examples.example_ids(),
@@ -42,7 +55,7 @@ def evaluate(model: Transformer, split: EvaluationSplit, mask: MaskFunction) -> 
         correct=np.zeros(count, dtype=np.bool_),
     )
     for batch in split.batches:
-        _add_batch(losses, batch, model(batch, mask, no_dropout))
+        _add_batch(losses, batch, model(batch, mask, dropout, join))
     return losses
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.code_path import CodePath
 from experiments.corpus import DIRECTIONS, PRIMARY_SPLIT, Corpus, load_corpus
 from experiments.errors import ExperimentError, UsageError
-from experiments.faults import code_path_of
+from experiments.faults import SEVERITIES, code_path_of, fault_named
 from experiments.progress import ProgressBar
+from experiments.reductions import REDUCTIONS, reduction_named
 from experiments.reference_losses import reference_losses
-from experiments.training import LOSS_REDUCTION, TrainingConfig, train
+from experiments.training import Progress, TrainingConfig, train
 from recorder import Cadence, EvaluationLosses, LabelRoles, Manifest, Recorder
 from recorder.manifest import json_hash
 from recorder.schema import CHECKPOINT_DIRECTORY, DASHBOARD_FILE, LOG_DIRECTORY, MANIFEST_FILE
@@ -36,8 +38,22 @@ class Experiment:
     title: str
     purpose: str
     fault: str | None = None
+    severity: str = SEVERITIES[1]
+    fault_start: int | None = None  # step; None: the fault's own
+    program: str | None = None  # what the command runs instead of one training; a name in PROGRAMS
     config: Mapping[str, Any] = field(default_factory=dict)
     cadence: Mapping[str, int] = field(default_factory=dict)
+
+    def code_path(self) -> CodePath:
+        """A fresh one, with the fault if there is any. Raises UsageError for a fault that does not fit."""
+        return code_path_of(self.fault, self.severity, self.fault_start)
+
+    def settings(self) -> Mapping[str, Any]:
+        """``config``, and what the fault makes of it when it is a choice of configuration."""
+        if self.fault is None:
+            return self.config
+        fault = fault_named(self.fault)
+        return {**self.config, **fault.settings(fault.value(self.severity))}
 
 
 def experiment_names() -> tuple[str, ...]:
@@ -58,7 +74,11 @@ def configure(experiment: Experiment, seed: int | None, settings: Iterable[str])
 
     Raises UsageError for an unknown key, a value of the wrong type, or one out of range.
     """
-    config = TrainingConfig(**experiment.config)
+    return apply_settings(TrainingConfig(**experiment.settings()), seed, settings)
+
+
+def apply_settings(config: TrainingConfig, seed: int | None, settings: Iterable[str]) -> TrainingConfig:
+    """``config`` with ``key=value`` settings, then the seed. Raises UsageError as ``configure`` does."""
     config = dataclasses.replace(config, **dict(_parse_setting(setting) for setting in settings))
     if seed is not None:
         config = dataclasses.replace(config, seed=seed)
@@ -84,16 +104,24 @@ _TYPE_WORDS = {int: "a whole number", float: "a number", str: "text"}
 
 def _check(config: TrainingConfig) -> None:
     """Raises UsageError for the first setting that can not be trained with."""
+    reductions = tuple(reduction.name for reduction in REDUCTIONS)
     positive = ("batch_size", "total_steps", "evaluation_interval", "width", "head_count", "layer_count")
     rules = [(name, getattr(config, name) >= 1, "at least 1") for name in (*positive, "feed_forward_width")]
     rules += [
         ("seed", config.seed >= 0, "0 or more"),
         ("split_seed", config.split_seed >= 0, "0 or more"),
         ("warmup_steps", config.warmup_steps >= 0, "0 or more"),
+        (
+            "accumulation_count",
+            1 <= config.accumulation_count <= config.batch_size,
+            "at least 1 and at most batch_size",
+        ),
+        ("loss_reduction", config.loss_reduction in reductions, f"one of {', '.join(reductions)}"),
         ("direction", config.direction in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
         ("dtype", config.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
         ("dropout", 0 <= config.dropout < 1, "at least 0 and below 1"),
         ("clip_norm", config.clip_norm > 0, "above 0"),
+        ("checkpoint_interval", config.checkpoint_interval >= 0, "0 or more"),
         ("width", config.width % max(1, config.head_count) == 0, "a multiple of head_count"),
     ]
     for name, holds, expected in rules:
@@ -107,7 +135,7 @@ def run_manifest(experiment: Experiment, config: TrainingConfig, corpus: Corpus)
         run_id=f"{experiment.name}-seed{config.seed}-{secrets.token_hex(4)}",
         config=dataclasses.asdict(config),
         seed=config.seed,
-        loss_reduction=LOSS_REDUCTION,
+        loss_reduction=reduction_named(config.loss_reduction).sentence,
         mask_type="causal",
         planned_schedule={
             "kind": "linear warmup, cosine decay",
@@ -121,7 +149,12 @@ def run_manifest(experiment: Experiment, config: TrainingConfig, corpus: Corpus)
 
 
 def run_experiment(
-    experiment: Experiment, config: TrainingConfig, out: Path, *, overwrite: bool = False
+    experiment: Experiment,
+    config: TrainingConfig,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, EvaluationLosses]:
     """The last losses of each split, after training with the recorder writing to ``out``.
 
@@ -133,12 +166,13 @@ def run_experiment(
         raise UsageError(
             f"batch_size={config.batch_size}: expected at most the {example_count} training examples"
         )
+    code_path = experiment.code_path()
     clear_run_directory(out, overwrite=overwrite)
     bar = ProgressBar(config.total_steps)
     manifest = run_manifest(experiment, config, corpus)
     with Recorder(out, manifest, cadence=Cadence(**experiment.cadence)) as recorder:
         try:
-            return train(config, corpus, recorder, code_path_of(experiment.fault), bar.show)
+            return train(config, corpus, recorder, code_path, progress or bar.show, out)
         finally:
             bar.close()  # before the recorder says its last line
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from experiments.autograd import Array, Tensor
+from recorder import content_hash
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,14 @@ class Schedule:
         self.step += 1
         return rate
 
-    def state(self) -> dict[str, int]:
-        """The place in the plan."""
-        return {"step": self.step}
+    def state(self) -> dict[str, Any]:
+        """The place in the plan, and the plan's shape."""
+        return {"step": self.step, "plan": asdict(self.plan)}
 
-    def load_state(self, state: dict[str, int]) -> None:
-        """Go to a place in the plan."""
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go to a place in a plan. A resume with more steps keeps the plan that the run was begun with."""
         self.step = state["step"]
+        self.plan = LearningRatePlan(**state["plan"])
 
 
 class AdamW:
@@ -126,12 +128,21 @@ class AdamW:
         self.second_moment[...] = state["second_moment"]
         self.update_count = state["update_count"]
 
-    def _share_memory(self) -> None:
+    def content_hash(self) -> int:
+        """64-bit hash of both moments and the number of updates."""
+        return content_hash(self.first_moment, self.second_moment, np.array([self.update_count]))
+
+    def pieces(self, flat: Array) -> Iterator[tuple[Tensor, Array]]:
+        """(weight, shaped view) of each weight's piece of a flat array in the order of the buffer."""
         start = 0
         for parameter in self.parameters:
-            shape, end = parameter.data.shape, start + parameter.data.size
-            parameter.data = self.weights[start:end].reshape(shape)
+            end = start + parameter.data.size
+            yield parameter, flat[start:end].reshape(parameter.data.shape)
             start = end
+
+    def _share_memory(self) -> None:
+        for parameter, piece in self.pieces(self.weights):
+            parameter.data = piece
 
 
 def global_norm(gradient: Array) -> float:

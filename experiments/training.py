@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import corpus as data
-from experiments.autograd import softmax_cross_entropy
-from experiments.batches import Draw, EpochIterator, PackedBatch, PackedExamples
+from experiments.batches import EpochIterator, PackedExamples
+from experiments.checkpoint import Checkpoint, remove_old_checkpoints, save_checkpoint
+from experiments.code_path import HEALTHY, CodePath
 from experiments.corpus import Corpus
 from experiments.evaluation import EvaluationSplit, evaluate
-from experiments.optimizer import AdamW, LearningRatePlan, Schedule, clip_scale, global_norm
-from experiments.transformer import Dropout, MaskFunction, ModelSize, Transformer, causal_mask
+from experiments.optimizer import AdamW, LearningRatePlan, Schedule
+from experiments.reductions import reduction_named
+from experiments.training_step import MicroBatch, training_step
+from experiments.transformer import Dropout, ModelSize, Transformer
 from recorder import EvaluationLosses, Recorder, StepRecord
+from recorder.cadence import is_due
+from recorder.manifest import json_hash
 
-LOSS_REDUCTION = "sum of NLL over all non-pad target tokens / their number"
-"""Prompt tokens count too: this is a plain language model of the whole sequence."""
+RESUMABLE_SETTINGS = ("total_steps", "evaluation_interval", "checkpoint_interval")
+"""What a resume may change; the learning-rate plan stays the one that the run was begun with."""
+REPEAT_INTERVAL = 10  # evaluations; a repeat of the primary split takes about 10 ms
+STATE_HASH_INTERVAL = 10  # steps; hashing the moments takes about 1 ms
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,9 @@ class TrainingConfig:
     seed: int = 0
     direction: str = data.DIRECTIONS[0]
     split_seed: int = data.SPLIT_SEED
-    batch_size: int = 32  # examples
+    batch_size: int = 32  # examples of an update
+    accumulation_count: int = 1  # micro-batches that they are divided into
+    loss_reduction: str = "token_mean"  # prompt tokens count too: a plain language model of the sequence
     total_steps: int = 2000
     warmup_steps: int = 100
     peak_learning_rate: float = 3e-3
@@ -41,11 +51,17 @@ class TrainingConfig:
     epsilon: float = 1e-8
     dropout: float = 0.25  # chosen in 19-healthy/README.md: validation improves to the end
     evaluation_interval: int = 50  # steps
+    checkpoint_interval: int = 500  # steps; 0: at the end only
     width: int = 64
     head_count: int = 4
     layer_count: int = 2
     feed_forward_width: int = 256
     dtype: str = "float32"
+
+    def resumable_hash(self) -> str:
+        """Hash of every setting that a resume must share with the run it continues."""
+        settings = asdict(self)
+        return json_hash({k: v for k, v in settings.items() if k not in RESUMABLE_SETTINGS})
 
     def learning_rate_plan(self) -> LearningRatePlan:
         """The declared schedule."""
@@ -65,15 +81,8 @@ class TrainingConfig:
         )
 
 
-@dataclass(frozen=True)
-class CodePath:
-    """What the loop really runs. A deliberate fault replaces a part of it; the declaration stays."""
-
-    training_mask: MaskFunction = causal_mask
-    evaluation_mask: MaskFunction = causal_mask
-
-
-HEALTHY = CodePath()
+MACHINES = ("model", "optimizer", "schedule", "data", "dropout")
+"""The state machines of a run, by the name of their attribute in ``TrainingState``."""
 
 
 class TrainingState:
@@ -96,10 +105,18 @@ class TrainingState:
         """A copy of all state, by machine."""
         return {name: machine.state() for name, machine in self._machines().items()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state`` was taken."""
-        for name, machine in self._machines().items():
-            machine.load_state(state[name])
+    def load_state(self, state: dict[str, Any], machines: tuple[str, ...] = MACHINES) -> None:
+        """Continue exactly where ``state`` was taken; a machine that is left out stays as it is."""
+        for name in machines:
+            self._machines()[name].load_state(state[name])
+
+    def hashes(self) -> dict[str, int]:
+        """What the log says of the state before an update; names as in table ``steps``."""
+        return {
+            "weights_hash": self.model.content_hash(),
+            "optimizer_hash": self.optimizer.content_hash(),
+            "rng_hash": self.dropout.content_hash(),
+        }
 
     def _machines(self) -> dict[str, Any]:
         return {
@@ -112,38 +129,11 @@ class TrainingState:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """What one step computed about the weights before its update."""
+class Resume:
+    """Where a run continues, and the schedule that it was begun with."""
 
-    draw: Draw
-    batch: PackedBatch
-    objective: float  # what was backpropagated, nats/token
-    loss_sum: float  # nats
-    loss_token_count: int
-    learning_rate: float
-    gradient_norm: float
-    clipped_gradient_norm: float
-
-    def columns(self, planned_learning_rate: float) -> dict[str, Any]:
-        """The step's columns of the log's table ``steps``."""
-        return {
-            "epoch": self.draw.epoch,
-            "data_position": self.draw.data_position,
-            "objective": self.objective,
-            "loss_sum": self.loss_sum,
-            "loss_token_count": self.loss_token_count,
-            "non_padding_token_count": self.batch.non_padding_token_count(),
-            "example_count": len(self.batch.lengths),
-            "learning_rate": self.learning_rate,
-            "planned_learning_rate": planned_learning_rate,
-            "gradient_norm": self.gradient_norm,
-            "clipped_gradient_norm": self.clipped_gradient_norm,
-            "accumulation_count": 1,
-            "loss_scale": 1.0,
-            "batch_hash": self.batch.content_hash(),
-            "order_hash": self.draw.order_hash,
-            "training_mode": True,
-        }
+    checkpoint: Checkpoint
+    plan: LearningRatePlan
 
 
 Progress = Callable[[int, float, float], None]
@@ -156,73 +146,92 @@ def train(
     recorder: Recorder | None = None,
     code_path: CodePath = HEALTHY,
     progress: Progress | None = None,
+    run_directory: Path | None = None,
+    resume: Resume | None = None,
 ) -> dict[str, EvaluationLosses]:
     """The last evaluation of each split, after ``config.total_steps`` updates.
 
-    Every split is evaluated in full at step 0, every ``evaluation_interval`` steps and at the end.
+    Every split is evaluated in full at step 0, every ``evaluation_interval`` steps and at the end, now and
+    then the primary one twice: an evaluation of the same weights must give the same losses.
+    Checkpoints go to ``run_directory``; None makes none.
     """
+    corpus = code_path.corpus(corpus)
     run = TrainingState(config, corpus)
-    plan = config.learning_rate_plan()
+    plan = config.learning_rate_plan() if resume is None else resume.plan
+    first_step = 0 if resume is None else resume.checkpoint.step
+    reduction = reduction_named(config.loss_reduction)
     training_examples = PackedExamples(corpus.split("train"))
     splits = [EvaluationSplit(name, PackedExamples(corpus.split(name))) for name in data.SPLITS]
+    primary = splits[data.SPLITS.index(data.PRIMARY_SPLIT)]
     if recorder is not None:
         recorder.log_examples(corpus.example_columns())
         recorder.attach(run.model)
+    if resume is not None:
+        code_path.restore(run, resume.checkpoint.state)
+        log_resume(recorder, resume.checkpoint)
     # A diverging run is recorded to its end, so overflow and NaN are values here, not warnings.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for step in range(config.total_steps):
+        for step in range(first_step, config.total_steps):
+            path = code_path.at(step)
+            if step == path.first_step:
+                path.alter_state(run)
             if step % config.evaluation_interval == 0:
-                evaluate_splits(run.model, splits, code_path, recorder, step)
+                evaluate_splits(run, splits, path, recorder, step)
+            if step % (REPEAT_INTERVAL * config.evaluation_interval) == 0:
+                evaluate_splits(run, [primary], path, recorder, step)
+            if run_directory is not None and step > first_step and is_due(step, config.checkpoint_interval):
+                save_checkpoint(run_directory, step, run, config.resumable_hash())
+                remove_old_checkpoints(run_directory)
             with _recorded(recorder, step) as record:
-                result = training_step(run, training_examples, config.clip_norm, code_path)
+                if record is not None and (step == first_step or is_due(step, STATE_HASH_INTERVAL)):
+                    record.log(**run.hashes())
+                result = training_step(
+                    run, training_examples, config.clip_norm, path, reduction, config.accumulation_count
+                )
                 if record is not None:
-                    record.log(**result.columns(plan.learning_rate(step)))
+                    log_micro_batches(record, result.micro_batches)
+                    record.log(**result.columns(path.planned_rate(plan, step)))
             if progress is not None:
                 progress(step + 1, result.objective, result.learning_rate)
-        return evaluate_splits(run.model, splits, code_path, recorder, config.total_steps)
+        path = code_path.at(config.total_steps)
+        losses = evaluate_splits(run, splits, path, recorder, config.total_steps)
+    if run_directory is not None:
+        save_checkpoint(run_directory, config.total_steps, run, config.resumable_hash())
+    return losses
 
 
-def training_step(
-    run: TrainingState, examples: PackedExamples, clip_norm: float, code_path: CodePath
-) -> StepResult:
-    """One update: draw, forward, backward, clip, AdamW."""
-    draw = run.data.draw()
-    batch = examples.batch(draw.indices)
-    logits = run.model(batch, code_path.training_mask, run.dropout)
-    objective, token_losses = softmax_cross_entropy(logits, batch.targets)
+def log_micro_batches(record: StepRecord, micro_batches: Sequence[MicroBatch]) -> None:
+    """One row each, where there is more than one."""
+    for micro in micro_batches if len(micro_batches) > 1 else ():
+        record.log_micro_batch(
+            loss_sum=micro.loss_sum,
+            loss_token_count=micro.loss_token_count,
+            gradient_norm=micro.gradient_norm,
+        )
 
-    run.optimizer.zero_gradients()
-    objective.backward()
-    gradient = run.optimizer.flat_gradient()
-    gradient_norm = global_norm(gradient)
-    scale = clip_scale(gradient_norm, clip_norm)
-    learning_rate = run.schedule.next()
-    run.optimizer.update(gradient, learning_rate, scale)
 
-    return StepResult(
-        draw=draw,
-        batch=batch,
-        objective=float(objective.data),
-        loss_sum=float(token_losses.sum(dtype=np.float64)),
-        loss_token_count=len(token_losses),
-        learning_rate=learning_rate,
-        gradient_norm=gradient_norm,
-        clipped_gradient_norm=gradient_norm * scale,
-    )
+def log_resume(recorder: Recorder | None, checkpoint: Checkpoint) -> None:
+    """Say in the log which state the rows that follow continue."""
+    if recorder is not None:
+        message = f"resumed at step {checkpoint.step}"
+        recorder.log_event("resumed", message, step=checkpoint.step, payload=checkpoint.facts())
 
 
 def evaluate_splits(
-    model: Transformer,
+    run: TrainingState,
     splits: list[EvaluationSplit],
     code_path: CodePath,
     recorder: Recorder | None,
     step: int,
 ) -> dict[str, EvaluationLosses]:
     """Losses of each split under the weights w_step, also logged."""
-    losses = {split.name: evaluate(model, split, code_path.evaluation_mask) for split in splits}
-    if recorder is not None:
-        for name, split_losses in losses.items():
-            recorder.log_evaluation(step, name, split_losses, evaluation_mode=True)
+    model, dropout = code_path.evaluated_model(run), code_path.evaluation_dropout(run)
+    weights_hash = None if model is run.model else model.content_hash()
+    losses = {}
+    for split in splits:
+        losses[split.name] = evaluate(model, split, code_path.evaluation_mask, dropout, code_path.join)
+        if recorder is not None:
+            recorder.log_evaluation(step, split.name, losses[split.name], weights_hash=weights_hash)
     return losses
 
 

@@ -16,6 +16,7 @@ from experiments import autograd
 from experiments.autograd import Array, AttentionLayout, Tensor, parameter
 from experiments.batches import PackedBatch
 from experiments.hook_registry import HookHandle, HookRegistry
+from recorder import combined_hash, content_hash
 from recorder.hooks import Attention, AttentionHook, ForwardHook
 
 EMBEDDING_STD = 0.02  # Radford et al. 2019 (GPT-2); tied logits start small, so the first loss is near ln V
@@ -60,6 +61,11 @@ class Dropout:
         """Continue with the draws that followed ``state``."""
         self.bits.state = state
 
+    def content_hash(self) -> int:
+        """64-bit hash of the generator's state."""
+        state = self.bits.state
+        return content_hash(state["state"]["state"], np.array([state["has_uint32"], state["uinteger"]]))
+
 
 def no_dropout(inputs: Tensor) -> Tensor:
     """``inputs``: evaluation mode."""
@@ -67,6 +73,14 @@ def no_dropout(inputs: Tensor) -> Tensor:
 
 
 DropoutFunction = Callable[[Tensor], Tensor]
+
+Join = Callable[[str, Tensor, Tensor], Tensor]
+"""(name of the branch, residual stream, what the branch adds) -> residual stream."""
+
+
+def add_branch(name: str, stream: Tensor, branch: Tensor) -> Tensor:
+    """The residual connection (He et al. 2015)."""
+    return autograd.add(stream, branch)
 
 
 class Module:
@@ -194,11 +208,14 @@ class Block(Module):
         yield "mlp.relu", self.relu
         yield "mlp.down", self.down
 
-    def __call__(self, stream: Tensor, layout: AttentionLayout, dropout: DropoutFunction) -> Tensor:
+    def __call__(
+        self, stream: Tensor, layout: AttentionLayout, dropout: DropoutFunction, join: Join
+    ) -> Tensor:
         """The residual stream after this block."""
-        stream = autograd.add(stream, dropout(self.attention(self.norm1(stream), layout)))
+        mixed = self.attention(self.norm1(stream), layout)
+        stream = join(f"blocks.{self.layer}.attention", stream, dropout(mixed))
         inner = self.down(self.relu(self.up(self.norm2(stream))))
-        return self.watched(autograd.add(stream, dropout(inner)))
+        return self.watched(join(f"blocks.{self.layer}.mlp", stream, dropout(inner)))
 
 
 @final
@@ -220,6 +237,7 @@ class Transformer:
 
     def __init__(self, size: ModelSize, seed: np.random.SeedSequence, dtype: str = "float32") -> None:
         generator = np.random.Generator(np.random.PCG64(seed))
+        self.size = size
         self.dtype = np.dtype(dtype)
         self.embedding = Embedding(size, generator)
         self.blocks = tuple(Block(layer, size, generator) for layer in range(size.layer_count))
@@ -228,12 +246,14 @@ class Transformer:
         for _, weight in self.named_parameters():
             weight.data = weight.data.astype(self.dtype)
 
-    def __call__(self, batch: PackedBatch, mask: MaskFunction, dropout: DropoutFunction) -> Tensor:
+    def __call__(
+        self, batch: PackedBatch, mask: MaskFunction, dropout: DropoutFunction, join: Join = add_branch
+    ) -> Tensor:
         """(N, V) logits for the token after each token of the batch."""
         layout = attention_layout(batch, mask, self.dtype)
         stream = self.embedding(batch, dropout)
         for block in self.blocks:
-            stream = block(stream, layout, dropout)
+            stream = block(stream, layout, dropout, join)
         return self.head(self.final_norm(stream))
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
@@ -263,6 +283,10 @@ class Transformer:
     def state(self) -> dict[str, Array]:
         """A copy of every weight by name."""
         return {name: weight.data.copy() for name, weight in self.named_parameters()}
+
+    def content_hash(self) -> int:
+        """64-bit hash of all weights, the number that the log calls weights_hash."""
+        return combined_hash(content_hash(weight.data) for _, weight in self.named_parameters())
 
     def load_state(self, state: dict[str, Array]) -> None:
         """Overwrite every weight in place, so that an optimizer keeps sharing their memory."""

@@ -24,7 +24,6 @@ from experiments.corpus import (
     read_cells,
 )
 from experiments.reference_losses import (
-    NGramModel,
     prefix_tree_entropy,
     reference_losses,
     unigram_entropy,
@@ -226,14 +225,6 @@ def test_best_possible_causal_model_meets_the_floor_and_others_stay_above() -> N
 def test_unigram_entropy_of_a_hand_example() -> None:
     """Targets 1, 1, 2, 2 have an entropy of ln 2; the first token of a sequence is no target."""
     assert unigram_entropy([(9, 1, 2), (9, 1, 2)]) == pytest.approx(math.log(2), abs=4 * 2**-52)
-
-
-def test_n_gram_probabilities_sum_to_one() -> None:
-    """The interpolated model is a distribution after seen and unseen contexts."""
-    model = NGramModel.fit([(0, 1, 2, 1, 3), (0, 2, 2, 3)], order=3, vocabulary_size=5)
-    for context in ((0,), (1, 2), (4, 4), ()):
-        total = math.fsum(model.probability(context, token) for token in range(5))
-        assert total == pytest.approx(1, abs=50 * 2**-52)  # 5 terms of at most 10 operations each
 
 
 def test_reference_losses_are_ordered(corpus: Corpus) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import main
+from experiments.cli import PROGRAMS, main
 from experiments.experiment import (
     EXPERIMENTS_DIRECTORY,
     configure,
@@ -103,7 +103,7 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "20-nothing"), "20-nothing: no such experiment; choose one of 19-break-mask"),
+        (("run", "20-nothing"), "20-nothing: no such experiment; choose one of 18-checkpoint-roundtrip"),
         (
             ("run", "19-healthy", "--set", "speed=9"),
             "--set speed=9: unknown setting 'speed'; choose one of seed",
@@ -197,10 +197,11 @@ def test_corpus_prints_the_pinned_manifest() -> None:
     assert experiments("corpus").stdout == pinned
 
 
-def test_every_folder_loads_and_every_fault_has_an_experiment() -> None:
-    """Folder, config and FAULTS agree."""
+def test_every_folder_loads_and_names_a_known_fault_and_program() -> None:
+    """Folder, config, FAULTS and PROGRAMS agree."""
     loaded = [load_experiment(name) for name in experiment_names()]
-    assert {e.fault for e in loaded} == {None, *(fault.name for fault in FAULTS)}
+    assert {e.fault for e in loaded} <= {None, *(fault.name for fault in FAULTS)}
+    assert {e.program for e in loaded} <= {None, *PROGRAMS}
     assert all(configure(e, None, []).total_steps >= 1 for e in loaded)
 
 

@@ -1,4 +1,4 @@
-"""The loop: reproducibility, what is logged, evaluation, faults, and that recording changes nothing."""
+"""The loop: reproducibility, what is logged, evaluation, and that recording changes nothing."""
 
 import dataclasses
 from pathlib import Path
@@ -10,17 +10,16 @@ import pytest
 from experiments.batches import EpochIterator, PackedExamples
 from experiments.corpus import SPLITS, Corpus, load_corpus
 from experiments.evaluation import EvaluationSplit, evaluate, mean_loss
-from experiments.faults import FAULTS, code_path_of
 from experiments.progress import ProgressBar
 from experiments.reference_losses import reference_losses
 from experiments.training import (
     HEALTHY,
-    StepResult,
     TrainingConfig,
     TrainingState,
     train,
     training_step,
 )
+from experiments.training_step import StepResult
 from experiments.transformer import Dropout, causal_mask
 from recorder import Manifest, Recorder
 
@@ -89,8 +88,8 @@ class FakeRecorder:
     def log_examples(self, columns: dict[str, list[Any]]) -> None:
         self.examples = columns
 
-    def log_evaluation(self, step: int, split: str, losses: object, *, evaluation_mode: bool) -> None:
-        assert evaluation_mode
+    def log_evaluation(self, step: int, split: str, losses: object, *, weights_hash: int | None) -> None:
+        assert weights_hash is None
         self.evaluations.append((step, split))
 
     def step(self, step: int) -> "FakeRecorder":
@@ -111,7 +110,16 @@ def test_every_split_is_evaluated_at_start_at_each_interval_and_at_the_end(corpu
     """The last evaluation describes the weights after the last update."""
     fake = FakeRecorder()
     train(dataclasses.replace(SMALL, total_steps=5), corpus, fake)
-    assert fake.evaluations == [(step, split) for step in (0, 3, 5) for split in SPLITS]
+    expected = [(step, split) for step in (0, 3, 5) for split in SPLITS]
+    assert [e for i, e in enumerate(fake.evaluations) if i != len(SPLITS)] == expected
+
+
+def test_the_primary_split_is_evaluated_twice_at_every_tenth_evaluation(corpus: Corpus) -> None:
+    """The second evaluation of the same weights proves that evaluation is in evaluation mode."""
+    fake = FakeRecorder()
+    train(dataclasses.replace(SMALL, total_steps=11, evaluation_interval=1), corpus, fake)
+    counts = {step: fake.evaluations.count((step, "validation")) for step in range(12)}
+    assert counts == dict.fromkeys(range(12), 1) | {0: 2, 10: 2}
 
 
 def test_logged_loss_is_the_token_mean(corpus: Corpus) -> None:
@@ -182,7 +190,7 @@ def test_correct_means_that_every_answer_token_ranks_first(corpus: Corpus) -> No
     examples = PackedExamples(corpus.split("validation"))
 
     def spelling_model(spoiled_row: int | None) -> Any:
-        def model(batch: Any, mask: object, dropout: object) -> Any:
+        def model(batch: Any, mask: object, dropout: object, join: object) -> Any:
             logits = np.eye(len(corpus.vocabulary))[batch.targets]
             if spoiled_row is not None:
                 last = np.flatnonzero(batch.examples[batch.rows] == spoiled_row)[-1]
@@ -222,27 +230,6 @@ def test_diverging_run_is_recorded_to_its_end(corpus: Corpus) -> None:
     train(config, corpus, fake)
     assert len(fake.steps) == 4
     assert not np.isfinite(fake.steps[-1]["loss_sum"])
-
-
-def test_faults_have_unique_names_and_change_exactly_what_they_say() -> None:
-    """The training-only variant leaves the evaluation mask healthy."""
-    both, training_only = (code_path_of(fault.name) for fault in FAULTS)
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert both.training_mask is both.evaluation_mask is training_only.training_mask
-    assert training_only.evaluation_mask is HEALTHY.evaluation_mask
-    assert np.array_equal(both.training_mask(3), np.ones((3, 3), dtype=bool))
-    assert code_path_of(None) is HEALTHY
-
-
-def test_masks_diverge_in_the_two_variants(corpus: Corpus) -> None:
-    """After training without a mask, evaluation looks good with the same mask and bad with the causal one."""
-    config = dataclasses.replace(
-        SMALL, total_steps=250, warmup_steps=10, evaluation_interval=250, batch_size=32
-    )
-    shared, training_only = (
-        mean_loss(train(config, corpus, None, code_path_of(f.name))["train"]) for f in FAULTS
-    )
-    assert shared < training_only
 
 
 def test_dropout_state_continues_the_draws() -> None:

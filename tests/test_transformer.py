@@ -8,7 +8,7 @@ import pytest
 from experiments.autograd import softmax_cross_entropy
 from experiments.batches import PackedBatch, PackedExamples
 from experiments.corpus import Corpus, load_corpus
-from experiments.faults import all_ones_mask
+from experiments.faults.masks import EVERYTHING, mask_with_later_keys
 from experiments.transformer import (
     Dropout,
     MaskFunction,
@@ -18,6 +18,8 @@ from experiments.transformer import (
     no_dropout,
 )
 from recorder.hooks import Attention
+
+SEE_EVERYTHING = mask_with_later_keys(EVERYTHING)
 
 SMALL = ModelSize(vocabulary_size=39, context_length=40, width=16, head_count=2, feed_forward_width=24)
 
@@ -56,7 +58,7 @@ def test_reference_model_has_about_100000_parameters(corpus: Corpus) -> None:
     assert {weight.data.dtype for _, weight in model.named_parameters()} == {np.dtype("float32")}
 
 
-@pytest.mark.parametrize("mask", [causal_mask, all_ones_mask])
+@pytest.mark.parametrize("mask", [causal_mask, SEE_EVERYTHING])
 def test_losses_do_not_depend_on_the_padding(examples: PackedExamples, mask: MaskFunction) -> None:
     """A sequence scores the same alone and batched with longer ones."""
     model = build()
@@ -92,7 +94,7 @@ def test_without_the_mask_later_tokens_reach_earlier_losses(examples: PackedExam
     model = build("float32")
     batch = examples.batch([0, 5, 9])
     changed = with_token(batch, 6, int(batch.tokens[6]) + 1)
-    before, after = (token_losses(model, b, all_ones_mask) for b in (batch, changed))
+    before, after = (token_losses(model, b, SEE_EVERYTHING) for b in (batch, changed))
     assert np.all(before[:6] != after[:6])
     assert np.array_equal(before[batch.rows > 0], after[batch.rows > 0])
 
