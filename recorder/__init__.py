@@ -3,8 +3,9 @@
 from recorder.cadence import Cadence
 from recorder.errors import RecorderError
 from recorder.manifest import LabelRoles, Manifest, ReferenceLosses
-from recorder.recorder import EvaluationLosses, Recorder, StepRecord
+from recorder.recorder import Recorder
 from recorder.statistics import combined_hash, content_hash
+from recorder.step_record import EvaluationLosses, StepRecord
 
 __all__ = [
     "Cadence",

@@ -1,0 +1,75 @@
+"""What a training loop hands over: the columns of a step, and the losses of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recorder import schema
+from recorder.errors import RecorderError
+from recorder.hooks import Array
+from recorder.writer import Block, Value
+
+if TYPE_CHECKING:
+    from recorder.recorder import Recorder
+
+MADE_COLUMNS = frozenset({"step", "wall_time", "step_seconds", "recorder_seconds", "train_loss"})
+"""Columns of ``steps`` that the recorder fills in itself."""
+LOGGED_COLUMNS = frozenset(schema.STEPS.column_names()) - MADE_COLUMNS
+
+
+@dataclass(frozen=True)
+class EvaluationLosses:
+    """Per-example results of one evaluation; all arrays are (examples,)."""
+
+    example_id: NDArray[np.int64]
+    loss_sum: NDArray[np.float64]  # nats, over all counted tokens
+    token_count: NDArray[np.int64]
+    answer_loss_sum: NDArray[np.float64]  # nats, over the tokens after the prompt
+    answer_token_count: NDArray[np.int64]
+    correct: NDArray[np.bool_]
+
+
+class StepRecord:
+    """What the loop tells about the step that it is in; a context manager made by ``Recorder.step``."""
+
+    def __init__(self, recorder: Recorder, step: int) -> None:
+        self.step = step
+        self.logged: dict[str, Value] = {}
+        self.micro_batches: list[Block] = []
+        self._recorder = recorder
+
+    def log(self, **columns: Value) -> None:
+        """Set columns of this step's row of ``steps``: loss_sum, learning_rate, gradient_norm, ..."""
+        unknown = columns.keys() - LOGGED_COLUMNS
+        if unknown:
+            raise RecorderError(
+                f"step {self.step}: no column {', '.join(sorted(unknown))} in table steps; "
+                f"expected some of {', '.join(sorted(LOGGED_COLUMNS))}"
+            )
+        self.logged.update(columns)
+
+    def add_gradients(self, gradients: Mapping[str, Array]) -> None:
+        """Give the finished gradients by parameter name, for a loop whose model has no hooks."""
+        self._recorder.capture.gradients.update(gradients)
+
+    def add_activations(self, activations: Mapping[str, Array]) -> None:
+        """Give outputs of modules by name, real tokens only, for a loop whose model has no hooks."""
+        self._recorder.capture.activations.update(activations)
+
+    def log_micro_batch(self, *, loss_sum: float, loss_token_count: int, gradient_norm: float) -> None:
+        """Record one micro-batch of an accumulated step: nats, tokens, and the norm of its own gradient."""
+        row: dict[str, Value] = {"step": self.step, "micro": len(self.micro_batches)}
+        row |= {"loss_sum": loss_sum, "loss_token_count": loss_token_count, "gradient_norm": gradient_norm}
+        self.micro_batches.append(Block("micro_batches", 1, row))
+
+    def __enter__(self) -> Self:
+        self._recorder.begin_step(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._recorder.end_step(self, completed=kind is None)
