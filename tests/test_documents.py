@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from experiments.faults import FAULTS
 from recorder.schema import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +33,12 @@ def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
     )
     assert (tmp_path / "mine" / "manifest.json").exists()
     assert (tmp_path / "mine" / "log" / "steps-r0-s0.arrows").stat().st_size > 0
+
+
+def test_the_document_of_the_faults_has_every_fault() -> None:
+    """One row of a table each, under its name."""
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    assert {fault.name for fault in FAULTS} == set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:

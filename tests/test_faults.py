@@ -105,6 +105,12 @@ def test_a_resume_fault_changes_what_follows_the_resume(
     assert recorded(corpus, path, resume=resume).everything() != rest.everything()
 
 
+def test_a_resume_does_not_put_the_fault_in_twice(corpus: Corpus, resume: Resume) -> None:
+    """The checkpoint of the fault's first step holds the altered weights: they are not altered again."""
+    path = code_path_of("attention_entropy_collapse", "severe", RESUME_STEP)
+    assert recorded(corpus, path, resume=resume).everything() == recorded(corpus, resume=resume).everything()
+
+
 @each(SETTING_FAULTS)
 @by_severity
 def test_a_fault_of_configuration_changes_declared_settings_only(fault: Fault, severity: str) -> None:
