@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.checkpoint import MANIFEST_FILE, PARTS, checkpoint_path, checkpoint_steps
+from experiments.checkpoint import MANIFEST_FILE, checkpoint_path, checkpoint_steps
+from experiments.checkpoint_parts import PARTS
 from experiments.errors import ExperimentError
 from experiments.experiment import Experiment, clear_run_directory, load_experiment, run_experiment
 from experiments.log_reader import current_rows, last_logged_step

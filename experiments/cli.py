@@ -10,11 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import break_it
 from experiments.checkpoint_roundtrip import checkpoint_roundtrip
 from experiments.corpus import DIRECTIONS, load_corpus
 from experiments.errors import ExperimentError, UsageError
 from experiments.evaluation import mean_loss
 from experiments.experiment import (
+    EXPERIMENTS_DIRECTORY,
     Experiment,
     configure,
     experiment_names,
@@ -41,7 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"experiments: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
     except KeyboardInterrupt:
-        print("experiments: interrupted; the log up to here is kept and can be rendered", file=sys.stderr)
+        print(
+            "experiments: interrupted; the log up to here is kept and can be rendered; --resume continues",
+            file=sys.stderr,
+        )
         return EXIT_INTERRUPTED
 
 
@@ -49,6 +54,7 @@ PROGRAMS = {
     "checkpoint_roundtrip": checkpoint_roundtrip,
     "train_mini": train_mini,
     "fp16_drift": fp16_drift,
+    "break_it": break_it.break_it,
 }
 """What runs more than one training: (experiment, config, --out, --overwrite) -> exit code."""
 
@@ -121,6 +127,29 @@ def _holds_the_same_run(directory: Path, name: str, settings: Sequence[str]) -> 
         return False
     declared = configure(load_experiment(name), None, settings)
     return manifest.run_id.startswith(f"{name}-seed") and config == declared
+
+
+def seal(parsed: argparse.Namespace) -> None:
+    """Draw a new hidden order of the faults; earlier runs and diagnoses lose their meaning."""
+    print(break_it.seal(_blind_folder(parsed.name)))
+
+
+def reveal(parsed: argparse.Namespace) -> None:
+    """Say which fault was in which run, once diagnoses.md is written."""
+    print("\n".join(break_it.reveal(_blind_folder(parsed.name))))
+
+
+def score(parsed: argparse.Namespace) -> None:
+    """Compare diagnoses.md with the seal and write diagnosis-score.md."""
+    folder = _blind_folder(parsed.name)
+    scores = break_it.score(folder)
+    print(f"{sum(s.is_right for s in scores)} of {len(scores)} right: {folder / break_it.SCORE_FILE}")
+
+
+def _blind_folder(name: str) -> Path:
+    if load_experiment(name).program != "break_it":
+        raise UsageError(f"{name}: has no hidden faults; name a blind experiment, such as 19-break-it")
+    return EXPERIMENTS_DIRECTORY / name
 
 
 def corpus(parsed: argparse.Namespace) -> None:
@@ -203,6 +232,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(demo_parser)
     demo_parser.set_defaults(command=demo)
+
+    for blind_command in (seal, reveal, score):
+        blind_parser = commands.add_parser(blind_command.__name__, help=blind_command.__doc__)
+        blind_parser.add_argument("name", help="a blind experiment, such as 19-break-it")
+        blind_parser.set_defaults(command=blind_command)
 
     corpus_parser = commands.add_parser("corpus", help=corpus.__doc__)
     corpus_parser.add_argument("--direction", choices=DIRECTIONS, default=DIRECTIONS[0])

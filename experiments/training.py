@@ -173,8 +173,8 @@ def train(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for step in range(first_step, config.total_steps):
             path = code_path.at(step)
-            if step == path.first_step:
-                path.alter_state(run)
+            if step == path.first_step and (resume is None or step > first_step):
+                path.alter_state(run)  # a checkpoint of this step has it already
             if step % config.evaluation_interval == 0:
                 evaluate_splits(run, splits, path, recorder, step)
             if step % (REPEAT_INTERVAL * config.evaluation_interval) == 0:

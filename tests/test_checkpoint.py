@@ -19,10 +19,6 @@ from experiments import checkpoint as checkpoints
 from experiments.batches import PackedExamples
 from experiments.checkpoint import (
     MANIFEST_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-    WEIGHTS_FILE,
-    CheckpointError,
     checkpoint_path,
     checkpoint_steps,
     load_checkpoint,
@@ -30,6 +26,7 @@ from experiments.checkpoint import (
     remove_old_checkpoints,
     save_checkpoint,
 )
+from experiments.checkpoint_parts import OPTIMIZER_FILE, PARTS, STATE_FILE, WEIGHTS_FILE, CheckpointError
 from experiments.corpus import Corpus, load_corpus
 from experiments.training import HEALTHY, MACHINES, TrainingConfig, TrainingState, training_step
 
@@ -68,7 +65,7 @@ def rewrite(directory: Path, part: str, change: Callable[[bytes], bytes]) -> Non
     path = directory / MANIFEST_FILE
     manifest = json.loads(path.read_text())
     manifest["parts"][part] = checkpoints._digest(content)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(checkpoints._sealed(manifest)))
 
 
 def with_tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
@@ -152,7 +149,40 @@ def test_a_missing_part_is_named(trained: TrainingState, tmp_path: Path) -> None
         load_checkpoint(directory, trained, HASH)
 
 
-@pytest.mark.parametrize("part", checkpoints.PARTS)
+def test_any_damage_is_one_clear_error(trained: TrainingState, tmp_path: Path) -> None:
+    """200 times a byte of a file is changed, or the file cut there: always refused, always in one line."""
+    generator = np.random.default_rng(6)
+    directory = save_checkpoint(tmp_path, 3, trained, HASH)
+    whole = {path: path.read_bytes() for path in sorted(directory.iterdir())}
+    for index in range(200):
+        path = list(whole)[index % 4]
+        content = bytearray(whole[path])
+        place = int(generator.integers(len(content)))
+        if index % 3:
+            content[place] ^= int(generator.integers(1, 256))
+        else:
+            del content[place:]
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(directory, trained, HASH)
+        path.write_bytes(whole[path])
+    assert load_checkpoint(directory, trained, HASH).step == 3
+
+
+def test_an_unwritable_checkpoint_gives_one_line(trained: TrainingState, tmp_path: Path) -> None:
+    """A file in the way, named, and what to do."""
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match=r"step-00000003: can not write: .*continue with --resume"):
+        save_checkpoint(tmp_path, 3, trained, HASH)
+
+
+def test_a_missing_checkpoint_gives_one_line(trained: TrainingState, tmp_path: Path) -> None:
+    """A directory that is not there."""
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        load_checkpoint(tmp_path / "step-00000001", trained, HASH)
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_changed_byte_is_noticed(trained: TrainingState, tmp_path: Path, part: str) -> None:
     """One flipped bit in the middle of a part."""
     directory = save_checkpoint(tmp_path, 3, trained, HASH)

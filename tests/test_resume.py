@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from experiments.checkpoint import STATE_FILE, checkpoint_path, checkpoint_steps
+from experiments.checkpoint import checkpoint_path, checkpoint_steps
+from experiments.checkpoint_parts import STATE_FILE
 from experiments.checkpoint_roundtrip import (
     differences,
     resume_in_new_process,
