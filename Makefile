@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test check benchmark clean
+.PHONY: demo test check benchmark dashboard clean
 
 demo: $(INSTALLED)
 	@$(PYTHON) -m experiments demo
@@ -21,6 +21,11 @@ check: $(TEST_INSTALLED)
 benchmark: $(TEST_INSTALLED)
 	$(PYTHON) -m benchmarks.step_time
 	$(PYTHON) -m benchmarks.recorder_overhead
+
+# The committed reference page that a reader opens first.
+dashboard: $(INSTALLED)
+	$(PYTHON) -m experiments run 19-healthy --overwrite
+	$(VENV)/bin/analyzer render runs/19-healthy -o experiments/19-healthy/dashboard.html
 
 $(VENV)/bin/python:
 	python3 -m venv $(VENV)
