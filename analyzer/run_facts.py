@@ -143,7 +143,7 @@ def missing_ranks(connection: duckdb.DuckDBPyConnection, run: str, path: Path) -
     ).fetchall()
     world_size = max((_json_object(payload).get("world_size") or 1 for _, payload in rows), default=1)
     missing = sorted(set(range(world_size)) - {rank for rank, _ in rows})
-    if not missing:
+    if world_size == 1 or not missing:
         return []
     names = ", ".join(str(rank) for rank in missing)
     return [

@@ -180,6 +180,8 @@ def train(
             if step % (REPEAT_INTERVAL * config.evaluation_interval) == 0:
                 evaluate_splits(run, [primary], path, recorder, step)
             if run_directory is not None and step > first_step and is_due(step, config.checkpoint_interval):
+                if recorder is not None:
+                    recorder.flush()  # the log must not end before the checkpoint that continues it
                 save_checkpoint(run_directory, step, run, config.resumable_hash())
                 remove_old_checkpoints(run_directory)
             with _recorded(recorder, step) as record:

@@ -183,6 +183,10 @@ class Recorder:
         }
         self._segment.append([Block("events", 1, row)], flush=True)
 
+    def flush(self) -> None:
+        """Hand every waiting row to the operating system, for example before a checkpoint is published."""
+        self._segment.flush()
+
     def close(self) -> None:
         """Log the event ``finished`` and close the run. A second call does nothing."""
         self._close("finished", "the run finished")

@@ -94,6 +94,13 @@ class Segment:
                 blocks = stream.take()
             stream.write(blocks)
 
+    def flush(self) -> None:
+        """Write what waits in every stream."""
+        if not self.foreign:
+            for stream in list(self._streams.values()):
+                self.write(stream)
+            self.report()
+
     def report(self) -> None:
         """Tell of each broken stream once, as an event and a line on stderr, or raise RecorderError."""
         for stream in list(self._streams.values()):

@@ -259,3 +259,13 @@ def test_an_evaluation_of_other_weights_says_so(run: Path) -> None:
         recorder.log_evaluation(1, "validation", losses, weights_hash=7)
     live, other = (row["weights_hash"] for row in rows(run, "evaluations"))
     assert (live, other) == (combined_hash([content_hash(np.ones(2, np.float32))]), 7)
+
+
+def test_flush_hands_out_waiting_rows(run: Path) -> None:
+    """After a flush a reader sees every row that was recorded before."""
+    with Recorder(run) as recorder:
+        with recorder.step(0) as record:
+            record.log(learning_rate=0.1)
+        recorder.flush()
+        batch = pa.ipc.open_stream((run / "log" / "steps-r0-s0.arrows").read_bytes()).read_next_batch()
+    assert batch["step"].to_pylist() == [0]

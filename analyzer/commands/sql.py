@@ -10,6 +10,7 @@ Without one, tables with their columns and units are listed, and the queries of 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +79,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 def is_query(argument: str) -> bool:
     """The argument is SQL and no path."""
     looks_like_sql = bool(re.search(r"\s", argument) or QUERY_START.match(argument))
-    return looks_like_sql and not Path(argument).is_dir()
+    # Not Path.is_dir: it raises on a query that is longer than a file name may be.
+    return looks_like_sql and not os.path.isdir(argument)  # noqa: PTH112
 
 
 def listing(runs: Sequence[Path]) -> str:
