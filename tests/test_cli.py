@@ -16,6 +16,7 @@ from synthetic import MANIFEST, healthy_run, healthy_tables, write_run
 
 from analyzer.cli import main
 from analyzer.commands.sql import is_query
+from analyzer.diagnoses import DIAGNOSES
 
 Runs = Path
 
@@ -36,6 +37,7 @@ def leaking_tables() -> dict[str, Any]:
     tables = healthy_tables()
     attention = dict(tables["attention"])
     attention["future_mass"] = [0.5 * (step >= 2) for step in attention["step"]]
+    attention["future_mass_beyond_next"] = [0.4 * (step >= 2) for step in attention["step"]]
     steps = dict(tables["steps"])
     steps["train_loss"] = [9.0 if i == 150 else x for i, x in enumerate(steps["train_loss"])]
     return tables | {"attention": attention, "steps": steps}
@@ -149,8 +151,10 @@ def test_diagnose_names_the_cause_with_its_evidence(runs: Runs, capsys: pytest.C
         "  observed  0.5 against a threshold of 0",
     ]
     assert f"  query     analyzer sql {runs / 'leak'} 'FROM causal_mask_absent()'" in lines(text)
-    assert "  explains  Loss spike" in lines(text)
-    assert lines(text)[-1] == "clear: Loss below the entropy floor, Non-finite value, Overfitting"
+    (explains,) = [line for line in lines(text) if line.startswith("  explains")]
+    assert "Loss spike" in explains
+    (clear,) = [line for line in lines(text) if line.startswith("clear: ")]
+    assert {"Loss below the entropy floor", "Non-finite value", "Overfitting"} <= set(clear[7:].split(", "))
 
 
 def test_diagnose_gives_a_query_that_shows_the_evidence(
@@ -173,9 +177,11 @@ def test_diagnose_as_json(runs: Runs, capsys: pytest.CaptureFixture[str]) -> Non
     assert document["verdict"] == "Broken causal mask"
     (cause,) = document["causes"]
     assert (cause["name"], cause["severity"], cause["evidence"]) == ("causal_mask_absent", "S3", "proof")
-    assert [symptom["name"] for symptom in cause["explains"]] == ["loss_spike"]
-    assert document["clear"] == ["loss_below_entropy_floor", "nonfinite_value", "overfitting"]
-    assert document["not_evaluated"] == []
+    assert "loss_spike" in [symptom["name"] for symptom in cause["explains"]]
+    assert {"loss_below_entropy_floor", "nonfinite_value", "overfitting"} <= set(document["clear"])
+    told = [cause["name"], *(s["name"] for s in cause["explains"]), *document["clear"]]
+    told += [rule["name"] for rule in document["not_evaluated"]]
+    assert sorted(told) == sorted(diagnosis.name for diagnosis in DIAGNOSES)
 
 
 def test_diagnose_says_what_was_not_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +190,7 @@ def test_diagnose_says_what_was_not_evaluated(tmp_path: Path, capsys: pytest.Cap
     del tables["attention"]
     run = write_run(tmp_path / "a", tables)
     assert main(["diagnose", str(run)]) == 0
-    assert lines(capsys.readouterr().out)[-1] == "not evaluated: Broken causal mask: no attention.future_mass"
+    assert "not evaluated: Broken causal mask: no attention.future_mass" in lines(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("level", "code"), [("S1", 3), ("S2", 0), ("S4", 0)])
@@ -249,3 +255,11 @@ def test_the_module_is_the_command(runs: Runs) -> None:
     """``python -m analyzer`` passes the exit code on."""
     command = [sys.executable, "-m", "analyzer", "diagnose", str(runs / "leak")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 3
+
+
+def test_sql_takes_a_query_longer_than_a_file_name(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """A long query is not tried as a path that no file system could hold."""
+    steps = ", ".join(str(step) for step in range(1000))
+    query = f"SELECT max(step) AS total FROM steps WHERE step IN ({steps})"
+    assert main(["sql", str(runs / "healthy"), query, "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["total", "299"]
