@@ -157,7 +157,7 @@ def environment() -> Json:
         "processor_count": os.cpu_count(),
         "packages": {name: v for name in RECORDED_PACKAGES if (v := _version(name)) is not None},
         "threads": {name: os.environ.get(name) for name in THREAD_VARIABLES},
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],  # where the program lies is nobody's business
     }
 
 
