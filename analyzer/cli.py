@@ -1,16 +1,16 @@
-"""The command line: ``analyzer ls | sql | diagnose | render | export``."""
+"""The command line: ``analyzer ls | sql | diagnose | explain | render | export``."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from analyzer.commands import diagnose, export, ls, render, sql
+from analyzer.commands import diagnose, explain, export, ls, render, sql
 from analyzer.errors import AnalyzerError
 from analyzer.exit_codes import ERROR, INTERRUPTED
 from analyzer.output import note
 
-COMMANDS = (ls, sql, diagnose, render, export)
+COMMANDS = (ls, sql, diagnose, explain, render, export)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

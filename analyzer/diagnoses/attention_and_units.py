@@ -22,6 +22,7 @@ ATTENTION_AND_UNITS = (
             "attention_entropy_collapse",
             "bad_batch",
             "loss_spike",
+            "exploding_gradients",
             "gradient_norm_spike",
         ),
         requires=("manifest.mask_type", "attention.future_mass"),
@@ -49,6 +50,7 @@ ATTENTION_AND_UNITS = (
             "attention_entropy_collapse",
             "bad_batch",
             "loss_spike",
+            "exploding_gradients",
             "gradient_norm_spike",
         ),
         requires=("manifest.mask_type", "attention.future_mass", "attention.future_mass_beyond_next"),
@@ -64,7 +66,6 @@ ATTENTION_AND_UNITS = (
         evidence="signature",
         severity="S2",
         explains=(
-            "vanishing_gradients",
             "underfitting",
             "bad_batch",
             "loss_spike",

@@ -99,7 +99,7 @@ LOSS_AND_GRADIENT = (
         source="ratio of gradient sizes between blocks below 0.03 over twenty recorded steps",
         evidence="signature",
         severity="S2",
-        explains=("underfitting",),
+        explains=("initialisation_too_small", "dead_units", "underfitting"),
         requires=(
             "gradient.l2_norm",
             "gradient.element_count",
@@ -148,7 +148,10 @@ LOSS_AND_GRADIENT = (
         source="content hashes: an update that is not zero changes some bit",
         evidence="proof",
         severity="S2",
-        explains=("underfitting", "learning_rate_too_low", "vanishing_gradients"),
+        explains=(
+            "underfitting",
+            "learning_rate_too_low",
+        ),
         requires=(
             "weight.content_hash",
             "gradient.l2_norm",
@@ -168,7 +171,7 @@ LOSS_AND_GRADIENT = (
         source="exact zeros over whole tensors, several recorded steps in a row",
         evidence="proof",
         severity="S2",
-        explains=("underfitting", "vanishing_gradients"),
+        explains=("underfitting",),
         requires=("gradient.has_gradient", "gradient.l2_norm", "tensor_names.name"),
         panel=6,
     ),

@@ -52,8 +52,6 @@ OPTIMISATION = (
         evidence="signature",
         severity="S1",
         explains=(
-            "vanishing_gradients",
-            "learning_rate_too_high",
             "dead_units",
             "underfitting",
             "bad_batch",

@@ -2,7 +2,7 @@
 -- Source: clipping bounds the step whatever the gradient (Pascanu et al. 2013), so the norm after clipping counts.
 -- Levels are medians of ten steps, which one batch cannot move, against the highest such level before.
 CREATE OR REPLACE MACRO exploding_gradients(
-    level_ratio := 2.5, -- 1, level of the clipped norm / the median of the levels before
+    level_ratio := 2, -- 1, level of the clipped norm / the median of the levels before
     level_rows := 10, -- steps of a level
     past_rows := 64, -- steps of the past that is compared with, before the level
     least_past_rows := 20 -- steps; the first steps have no past
@@ -18,18 +18,19 @@ levels AS (
         median(clipped_gradient_norm) OVER recent AS level,
         median(clipped_gradient_norm) OVER past AS past_level,
         max(gradient_norm) OVER recent AS highest,
+        max(clipped_gradient_norm) OVER before AS highest_before,
         count(*) OVER recent AS row_count,
-        count(*) OVER past AS past_count,
-        min(step) OVER recent AS level_step
+        count(*) OVER past AS past_count
     FROM norms
     WINDOW
         recent AS (PARTITION BY run ORDER BY step ROWS BETWEEN level_rows - 1 PRECEDING AND CURRENT ROW),
         past AS (PARTITION BY run ORDER BY step
-            ROWS BETWEEN past_rows + level_rows - 1 PRECEDING AND level_rows PRECEDING)
+            ROWS BETWEEN past_rows + level_rows - 1 PRECEDING AND level_rows PRECEDING),
+        before AS (PARTITION BY run ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND level_rows PRECEDING)
 )
 SELECT
     run, -- run directory
-    min(level_step) AS first_step, -- optimizer updates
+    min(step) - any_value(level_rows // 2 - 1) AS first_step, -- optimizer updates, half of the level is above from here
     max(step) AS last_step, -- optimizer updates
     'clipped_gradient_norm' AS subject, -- quantity
     max(level / past_level) AS observed, -- 1, largest ratio of levels
@@ -42,5 +43,6 @@ FROM levels
 WHERE row_count = level_rows
     AND past_count >= least_past_rows
     AND level > level_ratio * past_level
+    AND level > highest_before -- a norm that clipping has let pass before is bounded
 GROUP BY run
 ORDER BY run;

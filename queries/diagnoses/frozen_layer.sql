@@ -4,7 +4,8 @@
 CREATE OR REPLACE MACRO frozen_layer(
     least_span_steps := 3, -- steps over which the hash stays
     -- Spacing of float32 below 1: an Adam update of size learning_rate to a gain of 1 would round away below it.
-    least_learning_rate := 6e-8 -- 1
+    least_learning_rate := 6e-8, -- 1
+    least_gradient := 1e-7 -- root mean square; ten epsilons of Adam, below which its updates round away as well
 ) AS TABLE
 WITH changes AS (
     SELECT
@@ -34,7 +35,8 @@ rates AS (
     GROUP BY ALL
 ),
 pulls AS (
-    SELECT stretches.run, stretches.segment, stretches.tensor_id, start_step, max(l2_norm) AS gradient_norm
+    SELECT stretches.run, stretches.segment, stretches.tensor_id, start_step, max(l2_norm) AS gradient_norm,
+        max(l2_norm / sqrt(nullif(element_count, 0))) AS gradient_size
     FROM stretches
     JOIN tensors AS gradient ON gradient.run = stretches.run AND gradient.segment = stretches.segment
         AND gradient.tensor_id = stretches.tensor_id AND gradient.kind = 'gradient' AND gradient.rank = 0
@@ -50,7 +52,7 @@ frozen AS (
     WHERE trainable IS DISTINCT FROM false
         AND tensor_names.rank = 0
         AND learning_rate > least_learning_rate
-        AND gradient_norm > 0
+        AND gradient_size > least_gradient
 )
 SELECT
     run, -- run directory
