@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from analyzer.diagnoses.declaration import Diagnosis
 from analyzer.diagnoses.registry import DIAGNOSES
 from analyzer.query_library import Query, library
@@ -80,3 +82,7 @@ def _section(diagnosis: Diagnosis, query: Query) -> str:
     }
     lines = "".join(f"- **{name}** {words}\n" for name, words in facts.items() if words)
     return f"\n## {diagnosis.title}\n\n`{diagnosis.name}`\n\n{lines}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -7,7 +7,7 @@ CREATE OR REPLACE MACRO learning_rate_too_high(
     window_rows := 5, -- recorded updates in a row above it
     entropy_threshold := 0.3, -- 0..1, mean over heads; 0.65 or more in healthy runs
     entropy_share := 0.5, -- 1, of the run's own first entropy
-    slope_rows := 50, -- steps of each of the two windows whose median losses are compared
+    slope_rows := 40, -- steps of each of the two windows whose median losses are compared
     spike_threshold := 3 -- spikes of loss or gradient norm
 ) AS TABLE
 WITH ratios AS (

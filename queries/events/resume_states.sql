@@ -5,7 +5,7 @@ CREATE OR REPLACE MACRO resume_states() AS TABLE
 WITH checkpoints AS (
     SELECT
         run, rank, segment,
-        arg_max(payload, wall_time) AS payload
+        arg_max(payload, coalesce(wall_time, TIMESTAMPTZ '1970-01-01')) AS payload -- the last one, if there are more
     FROM events_all
     WHERE kind = 'resumed' AND rank = 0 AND json_valid(payload)
     GROUP BY run, rank, segment
