@@ -7,6 +7,7 @@ fresh array, never changed in place: a hook may keep it until the step ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,12 +23,15 @@ Backward = Callable[[Array], tuple[Array, ...]]
 
 LAYER_NORM_EPSILON = 1e-5  # Ba et al. 2016 leave it open; the common default of the frameworks
 DROPOUT_LEVELS = 1 << 16  # dropout draws 16 random bits an element
+GELU_SCALE = math.sqrt(2 / math.pi)  # Hendrycks and Gimpel 2016, the approximation by tanh
+GELU_CUBIC = 0.044715  # of the same
 
 
 class Tensor:
     """A value in the computation, how it came about, and the gradient of a weight.
 
     ``trainable`` tensors are the leaves: backward adds into their ``gradient`` (None: never reached).
+    Any other leaf is a constant or a frozen weight: it keeps no gradient, and its hooks are not called.
     """
 
     __slots__ = ("_backward", "_hooks", "data", "gradient", "parents", "trainable", "weight_decay")
@@ -60,6 +64,8 @@ class Tensor:
             if tensor.trainable:
                 gradient = gradient if tensor.gradient is None else tensor.gradient + gradient
                 tensor.gradient = gradient
+            elif tensor._backward is None:
+                continue
             if tensor._hooks:
                 tensor._hooks.fire(gradient)
             if tensor._backward is None:
@@ -141,6 +147,19 @@ def relu(inputs: Tensor) -> Tensor:
     """max(inputs, 0); its gradient at 0 is 0."""
     outputs = np.maximum(inputs.data, 0)
     return Tensor(outputs, (inputs,), lambda gradient: (gradient * (outputs > 0),))
+
+
+def gelu(inputs: Tensor) -> Tensor:
+    """inputs * P(Z <= inputs) for a standard normal Z, approximated by tanh. Hendrycks and Gimpel 2016."""
+    values = inputs.data
+    squares = values * values
+    curve = np.tanh(GELU_SCALE * values * (1 + GELU_CUBIC * squares))
+
+    def backward(gradient: Array) -> tuple[Array, ...]:
+        slope = GELU_SCALE * (1 + 3 * GELU_CUBIC * squares) * (1 - curve * curve)
+        return (gradient * (0.5 * (1 + curve + values * slope)),)
+
+    return Tensor(0.5 * values * (1 + curve), (inputs,), backward)
 
 
 def dropout(inputs: Tensor, probability: float, bits: np.random.BitGenerator) -> Tensor:

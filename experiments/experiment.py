@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.code_path import CodePath
 from experiments.corpus import DIRECTIONS, PRIMARY_SPLIT, Corpus, load_corpus
 from experiments.errors import ExperimentError, UsageError
@@ -19,7 +21,14 @@ from experiments.faults import SEVERITIES, code_path_of, fault_named
 from experiments.progress import ProgressBar
 from experiments.reductions import REDUCTIONS, reduction_named
 from experiments.reference_losses import reference_losses
-from experiments.training import Progress, TrainingConfig, train
+from experiments.training import SCHEDULES, Progress, TrainingConfig, train
+from experiments.transformer import (
+    ACTIVATIONS,
+    NORM_PLACEMENTS,
+    ModelSize,
+    Transformer,
+    starts_with_part,
+)
 from recorder import Cadence, EvaluationLosses, LabelRoles, Manifest, Recorder
 from recorder.manifest import json_hash
 from recorder.schema import CHECKPOINT_DIRECTORY, DASHBOARD_FILE, LOG_DIRECTORY, MANIFEST_FILE
@@ -117,6 +126,9 @@ def _check(config: TrainingConfig) -> None:
             "at least 1 and at most batch_size",
         ),
         ("loss_reduction", config.loss_reduction in reductions, f"one of {', '.join(reductions)}"),
+        ("schedule", config.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
+        ("norm_placement", config.norm_placement in NORM_PLACEMENTS, f"one of {', '.join(NORM_PLACEMENTS)}"),
+        ("activation", config.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
         ("direction", config.direction in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
         ("dtype", config.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
         ("dropout", 0 <= config.dropout < 1, "at least 0 and below 1"),
@@ -127,18 +139,37 @@ def _check(config: TrainingConfig) -> None:
     for name, holds, expected in rules:
         if not holds:
             raise UsageError(f"{name}={getattr(config, name)}: expected {expected}")
+    if config.frozen_modules:
+        _check_frozen_modules(config)
+
+
+def _check_frozen_modules(config: TrainingConfig) -> None:
+    """Raises UsageError for a prefix that no weight has, and when no weight is left to train."""
+    # names depend on neither width nor vocabulary
+    size = ModelSize(1, 1, 1, 1, config.layer_count, 1, config.norm_placement, config.activation)
+    model = Transformer(size, np.random.SeedSequence(0))
+    modules = [name for name, module in model.named_modules() if module.parameters]
+    for prefix in config.frozen_prefixes():
+        if not any(starts_with_part(name, prefix) for name, _ in model.named_parameters()):
+            raise UsageError(
+                f"frozen_modules={config.frozen_modules}: no weight is in {prefix!r}; "
+                f"expected the start of one of {', '.join(modules)}"
+            )
+    model.freeze(config.frozen_prefixes())
+    if not any(weight.trainable for _, weight in model.named_parameters()):
+        raise UsageError(f"frozen_modules={config.frozen_modules}: expected some weights that are not frozen")
 
 
 def run_manifest(experiment: Experiment, config: TrainingConfig, corpus: Corpus) -> Manifest:
     """The declaration of the run: intended settings only, never the fault."""
     return Manifest(
         run_id=f"{experiment.name}-seed{config.seed}-{secrets.token_hex(4)}",
-        config=dataclasses.asdict(config),
+        config=config.to_json(),
         seed=config.seed,
         loss_reduction=reduction_named(config.loss_reduction).sentence,
         mask_type="causal",
         planned_schedule={
-            "kind": "linear warmup, cosine decay",
+            "kind": SCHEDULES[config.schedule],
             **dataclasses.asdict(config.learning_rate_plan()),
         },
         reference_losses=reference_losses(corpus),

@@ -17,6 +17,7 @@ from experiments.autograd import Tensor, softmax_cross_entropy
 from experiments.batches import PackedBatch, PackedExamples
 from experiments.checkpoint import checkpoint_path, load_checkpoint
 from experiments.corpus import PRIMARY_SPLIT, Corpus, load_corpus
+from experiments.errors import UsageError
 from experiments.experiment import Experiment, run_experiment
 from experiments.number_formats import FORMATS, FP16, Array, NumberFormat, RangeCount, count_range
 from experiments.rounded_forward import rounded_logits
@@ -39,7 +40,15 @@ class Drift:
 
 
 def fp16_drift(experiment: Experiment, config: TrainingConfig, out: Path | None, overwrite: bool) -> int:
-    """Train the seeds where their last checkpoint is missing, print three tables; always 0."""
+    """Train the seeds where their last checkpoint is missing, print three tables; always 0.
+
+    Raises UsageError for a model whose forward pass ``rounded_forward`` does not spell out.
+    """
+    if (config.norm_placement, config.activation) != ("pre", "relu"):
+        raise UsageError(
+            f"norm_placement={config.norm_placement}, activation={config.activation}: "
+            f"{experiment.name} rounds the forward pass of pre and relu only"
+        )
     directory = out or Path("runs") / experiment.name
     corpus = load_corpus(config.direction, config.split_seed)
     configs = [dataclasses.replace(config, seed=config.seed + offset) for offset in range(SEED_COUNT)]

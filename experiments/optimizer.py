@@ -15,7 +15,10 @@ from recorder import content_hash
 
 @dataclass(frozen=True)
 class LearningRatePlan:
-    """Linear warmup to the peak, then half a cosine down to the final rate (Loshchilov and Hutter 2017)."""
+    """Linear warmup to the peak, then half a cosine down to the final rate (Loshchilov and Hutter 2017).
+
+    With a final rate equal to the peak it is constant after warmup, exactly: 0 times the cosine is added.
+    """
 
     peak: float
     final: float
@@ -154,6 +157,7 @@ def global_norm(gradient: Array) -> float:
 def clip_scale(norm: float, limit: float) -> float:
     """The factor that brings a gradient of that norm down to the limit; 1 below it (Pascanu et al. 2013).
 
+    An infinite limit clips nothing.
     A non-finite norm gives factor 1: the update is then as non-finite as the gradient, and recorded.
     """
     return limit / norm if math.isfinite(norm) and norm > limit else 1.0

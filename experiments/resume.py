@@ -69,7 +69,7 @@ def recorded_config(manifest: Manifest) -> TrainingConfig:
             f"{manifest.run_id}: unknown settings {', '.join(sorted(unknown))} in its manifest; "
             "use the version of this program that wrote it"
         )
-    return TrainingConfig(**manifest.config)
+    return TrainingConfig.from_json(manifest.config)
 
 
 def run_resume(

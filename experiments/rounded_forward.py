@@ -1,4 +1,4 @@
-"""The transformer's forward pass with every stored tensor rounded to a number format.
+"""The forward pass of the pre-norm ReLU transformer with every stored tensor rounded to a number format.
 
 Weights, activations, attention logits and probabilities are rounded when they are stored. Sums inside a
 matrix product, a layer norm or a softmax stay in float32, as mixed-precision hardware keeps them.
@@ -28,6 +28,7 @@ def rounded_logits(model: Transformer, batch: PackedBatch, store: Store) -> Arra
     stream = store("embedding", stream)
     for block in model.blocks:
         stream = _block(block, f"blocks.{block.layer}", stream, layout, store)
+    assert model.final_norm is not None  # post-norm is refused before
     normal = _layer_norm(model.final_norm, "final_norm", stream, store)
     return store("head", normal @ embedding["token"].T)
 

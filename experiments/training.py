@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,13 +21,15 @@ from experiments.evaluation import EvaluationSplit, evaluate
 from experiments.optimizer import AdamW, LearningRatePlan, Schedule
 from experiments.reductions import reduction_named
 from experiments.training_step import MicroBatch, training_step
-from experiments.transformer import Dropout, ModelSize, Transformer
+from experiments.transformer import NORM_PLACEMENTS, Dropout, ModelSize, Transformer
 from recorder import EvaluationLosses, Recorder, StepRecord
 from recorder.cadence import is_due
 from recorder.manifest import json_hash
 
 RESUMABLE_SETTINGS = ("total_steps", "evaluation_interval", "checkpoint_interval")
 """What a resume may change; the learning-rate plan stays the one that the run was begun with."""
+SCHEDULES = {"cosine": "linear warmup, cosine decay", "constant": "linear warmup, constant"}
+"""What a schedule is called in the configuration, and in the manifest."""
 REPEAT_INTERVAL = 10  # evaluations; a repeat of the primary split takes about 10 ms
 STATE_HASH_INTERVAL = 10  # steps; hashing the moments takes about 1 ms
 
@@ -43,9 +47,10 @@ class TrainingConfig:
     total_steps: int = 2000
     warmup_steps: int = 100
     peak_learning_rate: float = 3e-3
-    final_learning_rate: float = 3e-4
+    final_learning_rate: float = 3e-4  # of the cosine
+    schedule: str = "cosine"  # a name in SCHEDULES
     weight_decay: float = 0.1
-    clip_norm: float = 1.0
+    clip_norm: float = 1.0  # inf: no clipping
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -56,18 +61,45 @@ class TrainingConfig:
     head_count: int = 4
     layer_count: int = 2
     feed_forward_width: int = 256
+    norm_placement: str = NORM_PLACEMENTS[0]
+    activation: str = "relu"  # a name in ACTIVATIONS
+    frozen_modules: str = ""  # comma-separated starts of module names whose weights stay, e.g. "blocks.0"
     dtype: str = "float32"
 
     def resumable_hash(self) -> str:
-        """Hash of every setting that a resume must share with the run it continues."""
-        settings = asdict(self)
-        return json_hash({k: v for k, v in settings.items() if k not in RESUMABLE_SETTINGS})
+        """Hash of every setting that a resume must share with its run, where it is not the default.
+
+        Defaults are left out so that a setting which a later version adds, with a default that trains as
+        before, leaves older checkpoints usable. A changed default makes them another configuration.
+        """
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in RESUMABLE_SETTINGS}
+        defaults = {f.name: f.default for f in fields(self)}
+        return json_hash({name: value for name, value in settings.items() if value != defaults[name]})
+
+    def to_json(self) -> dict[str, Any]:
+        """Every setting by name; what is not finite as text, since JSON has no infinity."""
+        return {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, settings: Mapping[str, Any]) -> Self:
+        """The configuration that ``to_json`` wrote; a setting that it did not know yet has its default."""
+        types = typing.get_type_hints(cls)
+        values: dict[str, Any] = {
+            name: float(value) if types[name] is float else value for name, value in settings.items()
+        }
+        return cls(**values)
 
     def learning_rate_plan(self) -> LearningRatePlan:
         """The declared schedule."""
-        return LearningRatePlan(
-            self.peak_learning_rate, self.final_learning_rate, self.warmup_steps, self.total_steps
-        )
+        final = self.peak_learning_rate if self.schedule == "constant" else self.final_learning_rate
+        return LearningRatePlan(self.peak_learning_rate, final, self.warmup_steps, self.total_steps)
+
+    def frozen_prefixes(self) -> tuple[str, ...]:
+        """The parts of ``frozen_modules``."""
+        return tuple(part.strip() for part in self.frozen_modules.split(",") if part.strip())
 
     def model_size(self, corpus: Corpus) -> ModelSize:
         """The declared model, for the vocabulary and the longest sequence of the corpus."""
@@ -78,6 +110,8 @@ class TrainingConfig:
             self.head_count,
             self.layer_count,
             self.feed_forward_width,
+            self.norm_placement,
+            self.activation,
         )
 
 
@@ -91,8 +125,9 @@ class TrainingState:
     def __init__(self, config: TrainingConfig, corpus: Corpus) -> None:
         model_seed, order_seed, dropout_seed = np.random.SeedSequence(config.seed).spawn(3)
         self.model = Transformer(config.model_size(corpus), model_seed, config.dtype)
+        self.model.freeze(config.frozen_prefixes())
         self.optimizer = AdamW(
-            [weight for _, weight in self.model.named_parameters()],
+            [weight for _, weight in self.model.named_parameters() if weight.trainable],
             betas=(config.beta1, config.beta2),
             epsilon=config.epsilon,
             weight_decay=config.weight_decay,

@@ -1,11 +1,11 @@
-"""A decoder-only transformer in plain NumPy: pre-norm, ReLU, learned positions, tied embeddings.
+"""A decoder-only transformer in plain NumPy: pre-norm or post-norm, learned positions, tied embeddings.
 
 Layers work on the N packed tokens of a batch, (N, D); only attention sees the padded grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -21,6 +21,10 @@ from recorder.hooks import Attention, AttentionHook, ForwardHook
 
 EMBEDDING_STD = 0.02  # Radford et al. 2019 (GPT-2); tied logits start small, so the first loss is near ln V
 
+NORM_PLACEMENTS = ("pre", "post")
+"""Where a block normalises: what a branch reads (Xiong et al. 2020), or its sum with the residual stream
+(Vaswani et al. 2017). Only pre-norm has a final norm: the last sum of post-norm is normalised already."""
+
 MaskFunction = Callable[[int], NDArray[np.bool_]]
 """Length T -> (T, T) bool, true where query i may attend to key j."""
 
@@ -32,7 +36,7 @@ def causal_mask(length: int) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Shape of the model; 105,000 weights with the defaults and the corpus."""
+    """What the model is built from; 105,000 weights with the defaults and the corpus."""
 
     vocabulary_size: int
     context_length: int
@@ -40,6 +44,8 @@ class ModelSize:
     head_count: int = 4
     layer_count: int = 2
     feed_forward_width: int = 256
+    norm_placement: str = NORM_PLACEMENTS[0]
+    activation: str = "relu"  # a name in ACTIVATIONS
 
 
 class Dropout:
@@ -142,16 +148,23 @@ class Linear(Module):
         return self.watched(autograd.linear(inputs, self.parameters["weight"], self.parameters["bias"]))
 
 
-@final
-class Relu(Module):
-    """max(inputs, 0), (N, F) -> (N, F)."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": autograd.relu, "gelu": autograd.gelu}
 
-    def __init__(self, layer: int) -> None:
-        super().__init__("relu", layer)
+
+@final
+class Activation(Module):
+    """One of ACTIVATIONS on each element, (N, F) -> (N, F); its role is that name.
+
+    The recorder counts silent units, which are exactly zero, where the role is "relu"; gelu has none.
+    """
+
+    def __init__(self, layer: int, name: str) -> None:
+        super().__init__(name, layer)
+        self.function = ACTIVATIONS[name]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The rectified inputs."""
-        return self.watched(autograd.relu(inputs))
+        """The function of each element."""
+        return self.watched(self.function(inputs))
 
 
 @final
@@ -192,30 +205,44 @@ class Block(Module):
 
     def __init__(self, layer: int, size: ModelSize, generator: np.random.Generator) -> None:
         super().__init__("block", layer)
+        self.norm_placement = size.norm_placement
         self.norm1 = LayerNorm(layer, size.width)
         self.attention = SelfAttention(layer, size, generator)
         self.norm2 = LayerNorm(layer, size.width)
         self.up = Linear(layer, _scaled_normal(generator, size.width, size.feed_forward_width))
-        self.relu = Relu(layer)
+        self.activation = Activation(layer, size.activation)
         self.down = Linear(layer, _residual_normal(generator, size.feed_forward_width, size))
 
     def parts(self) -> Iterator[tuple[str, Module]]:
         """(name within the block, module), in order of the forward pass."""
-        yield "norm1", self.norm1
-        yield "attention", self.attention
-        yield "norm2", self.norm2
-        yield "mlp.up", self.up
-        yield "mlp.relu", self.relu
-        yield "mlp.down", self.down
+        attention: tuple[tuple[str, Module], ...] = (("norm1", self.norm1), ("attention", self.attention))
+        feed_forward: tuple[tuple[str, Module], ...] = (
+            ("mlp.up", self.up),
+            (f"mlp.{self.activation.role}", self.activation),
+            ("mlp.down", self.down),
+        )
+        if self.norm_placement == "pre":
+            yield from (*attention, ("norm2", self.norm2), *feed_forward)
+        else:
+            yield from (*reversed(attention), *feed_forward, ("norm2", self.norm2))
 
     def __call__(
         self, stream: Tensor, layout: AttentionLayout, dropout: DropoutFunction, join: Join
     ) -> Tensor:
         """The residual stream after this block."""
-        mixed = self.attention(self.norm1(stream), layout)
-        stream = join(f"blocks.{self.layer}.attention", stream, dropout(mixed))
-        inner = self.down(self.relu(self.up(self.norm2(stream))))
-        return self.watched(join(f"blocks.{self.layer}.mlp", stream, dropout(inner)))
+        attention_name, mlp_name = f"blocks.{self.layer}.attention", f"blocks.{self.layer}.mlp"
+        if self.norm_placement == "pre":
+            mixed = self.attention(self.norm1(stream), layout)
+            stream = join(attention_name, stream, dropout(mixed))
+            inner = self._feed_forward(self.norm2(stream))
+            return self.watched(join(mlp_name, stream, dropout(inner)))
+        mixed = self.attention(stream, layout)
+        stream = self.norm1(join(attention_name, stream, dropout(mixed)))
+        inner = self._feed_forward(stream)
+        return self.watched(self.norm2(join(mlp_name, stream, dropout(inner))))
+
+    def _feed_forward(self, inputs: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(inputs)))
 
 
 @final
@@ -241,7 +268,7 @@ class Transformer:
         self.dtype = np.dtype(dtype)
         self.embedding = Embedding(size, generator)
         self.blocks = tuple(Block(layer, size, generator) for layer in range(size.layer_count))
-        self.final_norm = LayerNorm(None, size.width)
+        self.final_norm = LayerNorm(None, size.width) if size.norm_placement == "pre" else None
         self.head = Head(self.embedding.parameters["token"])
         for _, weight in self.named_parameters():
             weight.data = weight.data.astype(self.dtype)
@@ -254,7 +281,7 @@ class Transformer:
         stream = self.embedding(batch, dropout)
         for block in self.blocks:
             stream = block(stream, layout, dropout, join)
-        return self.head(self.final_norm(stream))
+        return self.head(stream if self.final_norm is None else self.final_norm(stream))
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
         """Each module once, in order of the forward pass."""
@@ -263,7 +290,8 @@ class Transformer:
             for name, module in block.parts():
                 yield f"blocks.{block.layer}.{name}", module
             yield f"blocks.{block.layer}", block
-        yield "final_norm", self.final_norm
+        if self.final_norm is not None:
+            yield "final_norm", self.final_norm
         yield "head", self.head
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -275,6 +303,12 @@ class Transformer:
     def tied_names(self) -> Iterator[tuple[str, str]]:
         """(second name, first name) of the weight that is used twice."""
         yield "head.weight", "embedding.token"
+
+    def freeze(self, prefixes: Sequence[str]) -> None:
+        """Declare that no update changes the weights of those modules, decay included."""
+        for name, weight in self.named_parameters():
+            if any(starts_with_part(name, prefix) for prefix in prefixes):
+                weight.trainable = weight.weight_decay = False
 
     def parameter_count(self) -> int:
         """Number of weights, tied ones once."""
@@ -292,6 +326,11 @@ class Transformer:
         """Overwrite every weight in place, so that an optimizer keeps sharing their memory."""
         for name, weight in self.named_parameters():
             weight.data[...] = state[name]
+
+
+def starts_with_part(name: str, prefix: str) -> bool:
+    """``prefix`` is the first parts of a dotted name: blocks.1 of blocks.1.norm1.gain, not of blocks.10."""
+    return f"{name}.".startswith(f"{prefix}.")
 
 
 def attention_layout(batch: PackedBatch, mask: MaskFunction, dtype: np.dtype[Any]) -> AttentionLayout:

@@ -28,7 +28,14 @@ from experiments.checkpoint import (
 )
 from experiments.checkpoint_parts import OPTIMIZER_FILE, PARTS, STATE_FILE, WEIGHTS_FILE, CheckpointError
 from experiments.corpus import Corpus, load_corpus
-from experiments.training import HEALTHY, MACHINES, TrainingConfig, TrainingState, training_step
+from experiments.training import (
+    HEALTHY,
+    MACHINES,
+    RESUMABLE_SETTINGS,
+    TrainingConfig,
+    TrainingState,
+    training_step,
+)
 
 SMALL = TrainingConfig(total_steps=6, warmup_steps=2, batch_size=8, width=16, layer_count=1)
 HASH = SMALL.resumable_hash()
@@ -89,6 +96,45 @@ def test_restored_state_continues_bit_for_bit_across_an_epoch(corpus: Corpus, tm
     assert train_on(resumed, corpus, 10) == expected
     assert resumed.data.epoch == 1
     assert resumed.hashes() == straight.hashes()
+
+
+@pytest.mark.parametrize(
+    "setting", [{"norm_placement": "post"}, {"frozen_modules": "blocks.0"}, {"schedule": "constant"}]
+)
+def test_other_configurations_continue_bit_for_bit_too(
+    corpus: Corpus, tmp_path: Path, setting: dict[str, str]
+) -> None:
+    """Without a final norm, with weights that have no moments, and on a constant plan."""
+    config = dataclasses.replace(SMALL, **setting)
+    straight = trained_state(corpus, 4, config)
+    directory = save_checkpoint(tmp_path, 4, straight, config.resumable_hash())
+    expected = train_on(straight, corpus, 3)
+    resumed = TrainingState(dataclasses.replace(config, seed=9), corpus)
+    resumed.load_state(load_checkpoint(directory, resumed, config.resumable_hash()).state)
+    assert train_on(resumed, corpus, 3) == expected
+    assert resumed.hashes() == straight.hashes()
+
+
+def test_setting_that_a_later_version_adds_leaves_checkpoints_usable() -> None:
+    """At its default it is not hashed; any other value makes another configuration."""
+
+    @dataclasses.dataclass(frozen=True)
+    class LaterConfig(TrainingConfig):
+        added: str = "as before"
+
+    settings = {"width": 16, "dropout": 0.1}
+    assert LaterConfig(**settings).resumable_hash() == TrainingConfig(**settings).resumable_hash()
+    assert (
+        LaterConfig(added="new", **settings).resumable_hash() != TrainingConfig(**settings).resumable_hash()
+    )
+
+
+def test_hash_of_the_configuration_changes_with_all_but_the_resumable_settings() -> None:
+    """Each setting in turn; interval and length are what a resume may change."""
+    for field in dataclasses.fields(TrainingConfig):
+        value = field.default + "x" if isinstance(field.default, str) else field.default + 1
+        changed = dataclasses.replace(SMALL, **{field.name: value})
+        assert (changed.resumable_hash() == HASH) == (field.name in RESUMABLE_SETTINGS), field.name
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -18,6 +18,8 @@ from experiments.experiment import (
     load_experiment,
 )
 from experiments.faults import FAULTS
+from experiments.log_reader import current_rows
+from experiments.resume import recorded_config
 from recorder.manifest import read_manifest
 
 ROOT = EXPERIMENTS_DIRECTORY.parent
@@ -122,6 +124,25 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path: Path) -> None:
             "batch_size=500: expected at most the 432 training examples",
         ),
         (("run", "19-healthy", "--seed", "-1"), "seed=-1: expected 0 or more"),
+        (
+            ("run", "19-healthy", "--set", "norm_placement=mid"),
+            "norm_placement=mid: expected one of pre, post",
+        ),
+        (("run", "19-healthy", "--set", "activation=tanh"), "activation=tanh: expected one of relu, gelu"),
+        (("run", "19-healthy", "--set", "schedule=step"), "schedule=step: expected one of cosine, constant"),
+        (
+            ("run", "19-healthy", "--set", "frozen_modules=blocks.0,blocks.7"),
+            "frozen_modules=blocks.0,blocks.7: no weight is in 'blocks.7'; expected the start of one of em",
+        ),
+        (
+            ("run", "19-healthy", "--set", "frozen_modules=embedding,blocks,final_norm"),
+            "frozen_modules=embedding,blocks,final_norm: expected some weights that are not frozen",
+        ),
+        (("run", "19-healthy", "--set", "clip_norm=nan"), "clip_norm=nan: expected above 0"),
+        (
+            ("run", "18-fp16-drift", "--set", "activation=gelu"),
+            "norm_placement=pre, activation=gelu: 18-fp16-drift rounds the forward pass of pre and relu only",
+        ),
     ],
 )
 def test_wrong_usage_gives_one_line_and_exit_code_2(
@@ -203,6 +224,37 @@ def test_every_folder_loads_and_names_a_known_fault_and_program() -> None:
     assert {e.fault for e in loaded} <= {None, *(fault.name for fault in FAULTS)}
     assert {e.program for e in loaded} <= {None, *PROGRAMS}
     assert all(configure(e, None, []).total_steps >= 1 for e in loaded)
+
+
+def test_infinite_clip_norm_comes_back_from_a_manifest_of_strict_json(tmp_path: Path) -> None:
+    """JSON has no infinity, so the manifest says "inf"; the run can be resumed with more steps."""
+    arguments = ("run", "19-healthy", "--out", str(tmp_path), *QUICK, "--set", "clip_norm=inf")
+    assert main(list(arguments)) == 0
+
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    document = json.loads((tmp_path / "manifest.json").read_text(), parse_constant=refuse)
+    assert document["config"]["clip_norm"] == "inf"
+    config = recorded_config(read_manifest(tmp_path))
+    assert config == configure(load_experiment("19-healthy"), None, [*QUICK[1::2], "clip_norm=inf"])
+    assert main(["run", "19-healthy", "--resume", "--out", str(tmp_path), "--set", "total_steps=5"]) == 0
+
+
+def test_manifest_declares_a_constant_schedule_and_a_freeze(tmp_path: Path) -> None:
+    """The plan's kind and final rate; the log says of each weight whether it is trained."""
+    settings = ("--set", "schedule=constant", "--set", "frozen_modules=blocks.0")
+    assert main(["run", "19-healthy", "--out", str(tmp_path), *QUICK, *settings]) == 0
+    manifest = read_manifest(tmp_path)
+    plan = manifest.planned_schedule
+    assert plan["kind"] == "linear warmup, constant"
+    assert plan["final"] == plan["peak"] == manifest.config["peak_learning_rate"]
+    trainable = {row["name"]: row["trainable"] for row in current_rows(tmp_path, "tensor_names").to_pylist()}
+    frozen = {name for name, flag in trainable.items() if flag is False}
+    assert {name.rpartition(".")[0] for name in frozen} == {
+        f"blocks.0.{part}" for part in ("norm1", "attention", "norm2", "mlp.up", "mlp.down")
+    }
+    assert trainable["blocks.1.norm1.gain"] is True
 
 
 def test_settings_override_the_experiment_and_the_seed_comes_last() -> None:

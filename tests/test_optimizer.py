@@ -33,6 +33,18 @@ def test_plan_without_warmup_starts_at_the_peak() -> None:
     assert LearningRatePlan(1.0, 0.0, warmup_steps=0, total_steps=10).learning_rate(0) == 1.0
 
 
+def test_plan_whose_final_rate_is_its_peak_is_constant_after_warmup() -> None:
+    """Bit for bit, so that a declared constant rate can be compared exactly."""
+    plan = LearningRatePlan(3e-3, 3e-3, warmup_steps=4, total_steps=50)
+    assert [plan.learning_rate(step) for step in range(3, 60)] == [3e-3] * 57
+    assert plan.learning_rate(0) == 3e-3 / 4
+
+
+def test_infinite_limit_clips_nothing() -> None:
+    """Factor 1 for every norm."""
+    assert [clip_scale(norm, math.inf) for norm in (0.0, 1e30, math.inf)] == [1.0, 1.0, 1.0]
+
+
 def test_schedule_walks_along_the_plan_and_resumes() -> None:
     """next() gives the plan's rates in order, also after its state went into a new schedule."""
     schedule = Schedule(PLAN)

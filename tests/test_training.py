@@ -1,6 +1,7 @@
 """The loop: reproducibility, what is logged, evaluation, and that recording changes nothing."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,48 @@ def test_clipped_gradient_norm_is_at_most_the_limit(corpus: Corpus) -> None:
     result = training_step(state, examples, 0.5, HEALTHY)
     assert result.gradient_norm > 0.5
     assert result.clipped_gradient_norm == pytest.approx(0.5, rel=1e-15)
+
+
+@pytest.mark.parametrize("prefixes", ["blocks.0", "embedding, blocks.1.mlp"])
+def test_frozen_weights_stay_bit_for_bit_and_all_others_move(corpus: Corpus, prefixes: str) -> None:
+    """Neither gradient nor decay reaches them; they are no part of the gradient norm."""
+    state = TrainingState(dataclasses.replace(SMALL, frozen_modules=prefixes), corpus)
+    before = state.model.state()
+    result = run_steps(state, corpus, 3)[-1]
+    after = state.model.state()
+    starts = tuple(f"{prefix.strip()}." for prefix in prefixes.split(","))
+    assert {name for name in before if np.array_equal(before[name], after[name])} == {
+        name for name in before if name.startswith(starts)
+    }
+    gradients = [w.gradient.ravel() for _, w in state.model.named_parameters() if w.gradient is not None]
+    # float64 sums of squares of some 10^4 float32 values in another order: 10^4 * 2^-53 relative at most
+    assert result.gradient_norm == pytest.approx(
+        float(np.linalg.norm(np.concatenate(gradients).astype(np.float64))), rel=1e-11
+    )
+
+
+def test_constant_schedule_applies_and_logs_the_peak_after_warmup(corpus: Corpus) -> None:
+    """Plan and rate are the same numbers: a declared constant rate is followed."""
+    fake = FakeRecorder()
+    train(dataclasses.replace(SMALL, schedule="constant"), corpus, fake)
+    assert [row["learning_rate"] for row in fake.steps] == [1.5e-3, *[3e-3] * 5]
+    assert [row["planned_learning_rate"] for row in fake.steps] == [1.5e-3, *[3e-3] * 5]
+
+
+def test_infinite_clip_norm_never_clips(corpus: Corpus) -> None:
+    """The norm that is logged after clipping is the one before."""
+    fake = FakeRecorder()
+    train(dataclasses.replace(SMALL, clip_norm=math.inf), corpus, fake)
+    assert all(row["clipped_gradient_norm"] == row["gradient_norm"] for row in fake.steps)
+
+
+@pytest.mark.parametrize("setting", [{"norm_placement": "post"}, {"activation": "gelu"}])
+def test_other_blocks_learn_too(corpus: Corpus, setting: dict[str, str]) -> None:
+    """150 small steps go below the unigram entropy on validation."""
+    config = dataclasses.replace(
+        SMALL, total_steps=150, warmup_steps=10, evaluation_interval=150, batch_size=32, **setting
+    )
+    assert mean_loss(train(config, corpus)["validation"]) < reference_losses(corpus).unigram
 
 
 def test_each_epoch_is_a_fresh_shuffle_without_its_partial_batch() -> None:

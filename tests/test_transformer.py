@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from experiments.autograd import softmax_cross_entropy
+from experiments.autograd import LAYER_NORM_EPSILON, Array, Tensor, softmax_cross_entropy
 from experiments.batches import PackedBatch, PackedExamples
 from experiments.corpus import Corpus, load_corpus
 from experiments.faults.masks import EVERYTHING, mask_with_later_keys
@@ -14,6 +14,7 @@ from experiments.transformer import (
     MaskFunction,
     ModelSize,
     Transformer,
+    add_branch,
     causal_mask,
     no_dropout,
 )
@@ -22,6 +23,8 @@ from recorder.hooks import Attention
 SEE_EVERYTHING = mask_with_later_keys(EVERYTHING)
 
 SMALL = ModelSize(vocabulary_size=39, context_length=40, width=16, head_count=2, feed_forward_width=24)
+POST_NORM = dataclasses.replace(SMALL, norm_placement="post")
+GELU = dataclasses.replace(SMALL, activation="gelu")
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +102,12 @@ def test_without_the_mask_later_tokens_reach_earlier_losses(examples: PackedExam
     assert np.array_equal(before[batch.rows > 0], after[batch.rows > 0])
 
 
-def test_gradient_of_the_whole_model_agrees_with_central_differences(examples: PackedExamples) -> None:
+@pytest.mark.parametrize("size", [SMALL, POST_NORM, GELU], ids=["pre-norm relu", "post-norm", "gelu"])
+def test_gradient_of_the_whole_model_agrees_with_central_differences(
+    examples: PackedExamples, size: ModelSize
+) -> None:
     """In float64, along one random direction per weight, with dropout on."""
-    model = build()
+    model = build(size=size)
     batch = examples.batch([0, 70])
     generator = np.random.default_rng(2)
 
@@ -136,9 +142,10 @@ def test_tied_embedding_gets_both_gradients(examples: PackedExamples) -> None:
     assert list(model.tied_names()) == [("head.weight", "embedding.token")]
 
 
-def test_modules_are_seen_in_order_of_the_forward_pass(examples: PackedExamples) -> None:
+@pytest.mark.parametrize("size", [SMALL, POST_NORM, GELU], ids=["pre-norm relu", "post-norm", "gelu"])
+def test_modules_are_seen_in_order_of_the_forward_pass(examples: PackedExamples, size: ModelSize) -> None:
     """Each named module fires its hook once, in the order of named_modules, with one row a real token."""
-    model = build()
+    model = build(size=size)
     batch = examples.batch([0, 1, 2])
     seen: list[tuple[str, int]] = []
     for name, module in model.named_modules():
@@ -147,6 +154,69 @@ def test_modules_are_seen_in_order_of_the_forward_pass(examples: PackedExamples)
         )
     model(batch, causal_mask, no_dropout)
     assert seen == [(name, len(batch.tokens)) for name, _ in model.named_modules()]
+
+
+def test_post_norm_normalises_the_sum_of_each_branch_with_the_stream(examples: PackedExamples) -> None:
+    """norm(x + branch(x)), the branch reading x itself; the last sum goes to the head, with no final norm."""
+    model = build(size=POST_NORM)
+    sums: dict[str, Array] = {}
+    inputs: dict[str, Array] = {}
+    outputs: dict[str, Array] = {}
+
+    def join(name: str, stream: Tensor, branch: Tensor) -> Tensor:
+        inputs[name], sums[name] = stream.data, stream.data + branch.data
+        return add_branch(name, stream, branch)
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda output, _, name=name: outputs.update({name: output.data}))
+    model(examples.batch([0, 1]), causal_mask, no_dropout, join)
+    assert list(sums) == [f"blocks.{layer}.{part}" for layer in (0, 1) for part in ("attention", "mlp")]
+    for layer, before in ((0, "embedding"), (1, "blocks.0")):
+        block = f"blocks.{layer}"
+        for branch, norm, read in (("attention", "norm1", before), ("mlp", "norm2", f"{block}.norm1")):
+            assert np.array_equal(inputs[f"{block}.{branch}"], outputs[read])
+            rows = sums[f"{block}.{branch}"]
+            centred = rows - rows.mean(axis=1, keepdims=True)
+            expected = centred / np.sqrt(centred.var(axis=1, keepdims=True) + LAYER_NORM_EPSILON)
+            # float64, 16 terms summed in another order, values of order 1: some 16 * 2^-53 = 2e-15
+            np.testing.assert_allclose(outputs[f"{block}.{norm}"], expected, rtol=0, atol=1e-13)
+    assert np.array_equal(outputs["blocks.1"], outputs["blocks.1.norm2"])
+    head = outputs["blocks.1"] @ model.embedding.parameters["token"].data.T
+    assert np.array_equal(outputs["head"], head)
+    assert "final_norm" not in outputs
+
+
+def test_both_norm_placements_start_from_the_same_matrices() -> None:
+    """The choice draws nothing: only the final norm's two vectors are gone."""
+    pre, post = build().state(), build(size=POST_NORM).state()
+    assert pre.keys() - post.keys() == {"final_norm.gain", "final_norm.bias"}
+    assert all(np.array_equal(pre[name], weight) for name, weight in post.items())
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_activation_module_is_called_what_it_is(name: str) -> None:
+    """Silent units are counted where the role is relu: gelu has no exact zeros."""
+    model = build(size=dataclasses.replace(SMALL, activation=name))
+    found = {
+        (path, module.role) for path, module in model.named_modules() if path.startswith("blocks.0.mlp.")
+    }
+    assert found == {
+        ("blocks.0.mlp.up", "linear"),
+        (f"blocks.0.mlp.{name}", name),
+        ("blocks.0.mlp.down", "linear"),
+    }
+
+
+def test_freeze_takes_whole_parts_of_names() -> None:
+    """blocks.1 is not blocks.10, and mlp means both of its matrices; what is frozen is not decayed either."""
+    model = build(size=dataclasses.replace(SMALL, layer_count=11))
+    model.freeze(["blocks.1", "blocks.2.mlp", "embedding"])
+    frozen = {name for name, weight in model.named_parameters() if not weight.trainable}
+    starts = ("blocks.1.", "blocks.2.mlp.", "embedding.")
+    assert frozen == {name for name in model.state() if name.startswith(starts)}
+    weights = dict(model.named_parameters())
+    assert not any(weights[name].weight_decay for name in frozen)
+    assert weights["blocks.10.mlp.up.weight"].weight_decay
 
 
 def test_gradient_hooks_on_outputs_fire_once(examples: PackedExamples) -> None:
