@@ -19,9 +19,9 @@ class Cadence:
     weights: int = 10
     updates: int = 10
     activations: int = 10
-    activation_gradients: int = 50  # keeping them until the step ends is what costs
+    activation_gradients: int = 50
     spectral_norms: int = 10
-    spectral_bounds: int = 100
+    spectral_bounds: int = 500  # float64 matrix products; the weights move slowly
     attention: int = 1  # future mass and first row
     attention_entropy: int = 50  # and largest logit
     hashes: int = 10

@@ -1,18 +1,21 @@
 """Holds on to the arrays of one training step, by hooks on a model, until the step ends.
 
-Hooks keep references and compute nothing, with one exception: which units have fired is a bitmap
-over a window of steps, so it takes one maximum per step. Outside a step hooks return at once.
+Hooks keep references. What is due in the step and can be summed up at once is summed up in the hook, while
+the array is still in the cache: at the end of the step the same pass would wait for memory. Which units
+have fired is a bitmap over a window of steps. Outside a step hooks return at once.
 
 Activations and weight gradients live until the step ends anyway, so keeping them is free. Gradients of
-activations do not: backward frees each as soon as it is used, and keeping them makes the allocator ask
-for new pages at every step. They are kept in steps that record them only.
+activations do not: backward frees each as soon as it is used. They are kept only where the kernel needs them
+together, in steps that record them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +30,8 @@ from recorder.hooks import (
     WatchedModule,
     WatchedTensor,
 )
+from recorder.kernel import Kernel, Summary
+from recorder.statistics import attention_mass, summarize_slowly
 
 UNIT_ROLES = ("relu",)
 """Roles of modules whose output is exactly zero when a unit is silent."""
@@ -52,36 +57,78 @@ class UnitWindow:
     first_step: int
     token_count: int = 0
 
-    def add(self, output: Array) -> None:
+    def add(self, output: Array, kernel: Kernel) -> None:
         """Add the (tokens, units) output of one forward pass."""
-        silent = np.flatnonzero(~self.fired)
-        if silent.size:  # most units fire in the first step of a window and need no second look
-            candidates = output if silent.size > output.shape[1] // 4 else output[:, silent]
-            # One maximum is a fast pass, and NaN comes through it: a unit that is NaN is not silent.
-            fires = candidates.max(axis=0, initial=0.0) != 0
-            self.fired[fires if candidates is output else silent[fires]] = True
+        kernel.mark_fired(output, self.fired)
         self.token_count += output.shape[0]
+
+
+class HookStatistics:
+    """Statistics of one kind of tensors, a row each, filled in hooks."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.taken: dict[str, int] = {}  # row by tensor name, of this step
+        self._kernel = kernel
+        self._rows: dict[str, int] = {}  # row by tensor name, of all steps
+        self._values = np.empty((16, len(Summary._fields)))
+
+    def take(self, name: str, array: Array) -> None:
+        """Summarise the array into its row; a second one of the step takes the place of the first."""
+        row = self._rows.setdefault(name, len(self._rows))
+        if row == len(self._values):
+            self._values = np.concatenate([self._values, np.empty_like(self._values)])
+        if not self._kernel.summarize_into(array, self._values, row):
+            self._values[row] = summarize_slowly(array)
+        self.taken[name] = row
+
+    def statistics(self) -> NDArray[np.float64]:
+        """(taken, 11) rows of Summary, a copy."""
+        return self._values[list(self.taken.values())]
+
+
+@dataclass(frozen=True)
+class Due:
+    """What hooks take in a step."""
+
+    activations: bool = False
+    activation_gradients: bool = False
+    attention: bool = False
 
 
 @dataclass
 class Capture:
     """The arrays of the current step; ``recording`` is true between its begin and its end."""
 
+    kernel: Kernel
     recording: bool = False
-    keeps_activation_gradients: bool = False
+    due: Due = field(default_factory=Due)
     step: int = 0
     seconds: float = 0.0  # computing time spent in hooks during the step
     gradients: dict[str, Array] = field(default_factory=dict)
     activations: dict[str, Array] = field(default_factory=dict)  # real tokens only, (tokens, ...)
     activation_gradients: dict[str, Array] = field(default_factory=dict)
     attentions: dict[int, Attention] = field(default_factory=dict)  # by layer
+    attention_masses: dict[int, Array] = field(default_factory=dict)  # by layer, (H, 3)
     units: dict[str, UnitWindow] = field(default_factory=dict)  # by module; outlives the step
     errors: list[tuple[str, Exception]] = field(default_factory=list)  # (hook, what it raised)
 
-    def begin(self, step: int, keeps_activation_gradients: bool) -> None:
+    def __post_init__(self) -> None:
+        self.activation_statistics = HookStatistics(self.kernel)
+        self.activation_gradient_statistics = HookStatistics(self.kernel)
+        self._of_the_step: tuple[dict[Any, Any], ...] = (
+            self.gradients,
+            self.activations,
+            self.activation_gradients,
+            self.attentions,
+            self.attention_masses,
+            self.activation_statistics.taken,
+            self.activation_gradient_statistics.taken,
+        )
+
+    def begin(self, step: int, due: Due) -> None:
         """Let hooks keep what they see."""
         self.recording = True
-        self.keeps_activation_gradients = keeps_activation_gradients
+        self.due = due
         self.step = step
         self.seconds = 0.0
 
@@ -89,10 +136,8 @@ class Capture:
         """Let go of every array; returns what hooks have raised."""
         self.recording = False
         errors, self.errors = self.errors, []
-        self.gradients.clear()
-        self.activations.clear()
-        self.activation_gradients.clear()
-        self.attentions.clear()
+        for kept in self._of_the_step:
+            kept.clear()
         return errors
 
 
@@ -108,7 +153,7 @@ def attach_hooks(model: WatchedModel, capture: Capture) -> tuple[list[Handle], d
         places[name] = Place(name, name, module.layer, module.role)
         handles.append(module.register_forward_hook(_forward_hook(name, module, capture)))
         if module.role == ATTENTION_ROLE:
-            handles.append(_watch_attention(module, capture))
+            handles.append(_watch_attention(name, module, capture))
     return handles, places
 
 
@@ -131,33 +176,42 @@ def _parameter_place(name: str, modules: dict[str, WatchedModule]) -> Place:
 def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> ForwardHook:
     counts_units = module.role in UNIT_ROLES
     layer = -1 if module.layer is None else module.layer
+    eager = capture.kernel.eager
 
     def keep(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
         activation = _real_tokens(output.data, token_mask)
         capture.activations[name] = activation
-        if capture.keeps_activation_gradients:
-            output.register_gradient_hook(lambda gradient: keep_gradient(gradient, token_mask))
+        if eager and capture.due.activations:
+            capture.activation_statistics.take(name, activation)
+        if capture.due.activation_gradients:
+            hook = partial(_guarded, capture, f"gradient of {name}", keep_gradient, token_mask)
+            output.register_gradient_hook(hook)
         if counts_units:
             if name not in capture.units:
                 fired = np.zeros(activation.shape[-1], np.bool_)
                 capture.units[name] = UnitWindow(layer, fired, capture.step)
-            capture.units[name].add(activation.reshape(-1, activation.shape[-1]))
+            capture.units[name].add(activation.reshape(-1, activation.shape[-1]), capture.kernel)
 
-    def keep_gradient(gradient: Array, token_mask: NDArray[np.bool_] | None) -> None:
-        if capture.recording:
-            capture.activation_gradients[name] = _real_tokens(gradient, token_mask)
+    def keep_gradient(token_mask: NDArray[np.bool_] | None, gradient: Array) -> None:
+        real = _real_tokens(gradient, token_mask)
+        if eager:
+            capture.activation_gradient_statistics.take(name, real)
+        else:
+            capture.activation_gradients[name] = real
 
-    def hook(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
-        if not capture.recording:
-            return
-        start = time.perf_counter()
-        try:
-            keep(output, token_mask)
-        except Exception as error:  # a hook must never break the forward pass; the recorder reports it
-            capture.errors.append((name, error))
-        capture.seconds += time.perf_counter() - start
+    return partial(_guarded, capture, name, keep)
 
-    return hook
+
+def _guarded(capture: Capture, name: str, keep: Callable[..., None], *arguments: Any) -> None:
+    """A hook that must never break the training: outside a step it returns, an error is kept for later."""
+    if not capture.recording:
+        return
+    start = time.perf_counter()
+    try:
+        keep(*arguments)
+    except Exception as error:  # whatever it is; the recorder reports it at the end of the step
+        capture.errors.append((name, error))
+    capture.seconds += time.perf_counter() - start
 
 
 def _real_tokens(array: Array, token_mask: NDArray[np.bool_] | None) -> Array:
@@ -165,12 +219,14 @@ def _real_tokens(array: Array, token_mask: NDArray[np.bool_] | None) -> Array:
     return array if token_mask is None else array[token_mask]
 
 
-def _watch_attention(module: WatchedModule, capture: Capture) -> Handle:
+def _watch_attention(name: str, module: WatchedModule, capture: Capture) -> Handle:
     layer = -1 if module.layer is None else module.layer
     attention_module: WatchedAttention = module  # type: ignore[assignment]  # its role says so
 
-    def hook(attention: Attention) -> None:
-        if capture.recording:
-            capture.attentions[layer] = attention
+    def keep(attention: Attention) -> None:
+        capture.attentions[layer] = attention
+        if capture.due.attention:
+            mass = attention_mass(attention.probabilities, attention.token_mask, capture.kernel)
+            capture.attention_masses[layer] = mass
 
-    return attention_module.register_attention_hook(hook)
+    return attention_module.register_attention_hook(partial(_guarded, capture, name, keep))

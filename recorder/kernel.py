@@ -8,15 +8,43 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-SUM, SQUARE_SUM, ABSOLUTE_SUM, ZERO_COUNT, MINIMUM, MAXIMUM = range(6)
-"""Columns of a totals row, as in kernel.c."""
+
+class Summary(NamedTuple):
+    """The statistics of one array, a row that kernels fill; names as in table ``tensors``."""
+
+    element_count: int
+    l2_norm: float
+    mean: float
+    mean_abs: float
+    std: float
+    min: float
+    max: float
+    zero_fraction: float
+    nan_count: int
+    positive_infinity_count: int
+    negative_infinity_count: int
+
+    @property
+    def finite(self) -> bool:
+        """No element is NaN or infinite."""
+        return self.nan_count + self.positive_infinity_count + self.negative_infinity_count == 0
+
+
+STD = Summary._fields.index("std")
+
+_SMALLEST_TRUSTED_SQUARE_SUM = 1e-24
+"""Below, squares of float32 values near 1e-19 lose bits to underflow."""
+_SMALLEST_TRUSTED_VARIANCE_SHARE = 1 / 64
+"""var = mean(x^2) - mean^2 loses log2(mean(x^2) / var) bits; this share leaves at least 17 of 23."""
+
+_SUM, _SQUARE_SUM, _ABSOLUTE_SUM, _ZERO_COUNT, _MINIMUM, _MAXIMUM, _TOTALS = range(7)
 
 KERNEL_VARIABLE = "FLIGHT_RECORDER_KERNEL"
 """Set to "numpy" to do without the compiled kernel."""
@@ -26,17 +54,35 @@ _CHUNK = 1 << 16
 
 
 class Kernel(Protocol):
-    """Sums over lists of flat C-contiguous float32 arrays."""
+    """Passes over lists of C-contiguous float32 arrays of any shape."""
 
     @property
     def name(self) -> str:
         """ "compiled" or "numpy"."""
 
-    def add_totals(self, arrays: list[Array], totals: Array) -> None:
-        """Add each array's sums and extremes to its row of totals, (arrays, 6) float64."""
+    @property
+    def eager(self) -> bool:
+        """One array costs no more than its share of many, so hooks summarise it while it is in the cache."""
 
-    def dot_and_replace(self, arrays: list[Array], previous: Array) -> float:
-        """Dot product of the arrays, end to end, with ``previous``, which then holds the arrays."""
+    def summarize(self, arrays: list[Array], statistics: Array) -> None:
+        """Fill the (arrays, 11) float64 rows of Summary.
+
+        The std is NaN where a row is not to be trusted: other dtypes, strided arrays, a value or a square
+        that is not finite, squares that underflow.
+        """
+
+    def summarize_into(self, array: Array, statistics: Array, row: int) -> bool:
+        """Fill one row of (rows, 11) float64; false where it is not to be trusted."""
+
+    def summarize_and_compare(self, arrays: list[Array], previous: Array, statistics: Array) -> float:
+        """``summarize``, and the dot product of the arrays, end to end, with ``previous``.
+
+        Afterwards ``previous`` holds the arrays. Raises TypeError or BufferError for other than contiguous
+        float32 arrays.
+        """
+
+    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> float:
+        """``summarize`` of the arrays, end to end, minus ``before``; returns 0. Raises the same."""
 
     def square_sums_finite(self, arrays: list[Array]) -> bool:
         """False when an array holds NaN or infinity, or when its squares overflow float32."""
@@ -47,13 +93,17 @@ class Kernel(Protocol):
         probabilities: (B, H, T, T); token_mask: (B, T). Sums of exact zeros are exactly zero.
         """
 
+    def attention_entropy(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
+        """(H,) float64: sum over real queries with two allowed keys or more of entropy / ln(allowed keys)."""
 
-def empty_totals(count: int) -> Array:
-    """Totals of ``count`` arrays of which nothing has been seen."""
-    totals = np.zeros((count, 6))
-    totals[:, MINIMUM] = np.inf
-    totals[:, MAXIMUM] = -np.inf
-    return totals
+    def mark_fired(self, outputs: Array, fired: NDArray[np.bool_]) -> None:
+        """Set the (units,) flags of units that are not zero on some row of the (tokens, units) outputs."""
+
+    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
+        """Move the (n,) vector ``count`` times by W'W / norm; |W v| / |v| before the last move.
+
+        NaN or 0 leaves a vector that is good for nothing.
+        """
 
 
 def best_kernel() -> Kernel:
@@ -71,22 +121,48 @@ class CompiledKernel:
     """recorder/kernel.c."""
 
     name = "compiled"
+    eager = True
 
     def __init__(self) -> None:
         """Raises ImportError where the extension was not built."""
         from recorder import _kernel  # an extension module; NumPy does the same without it
 
-        self.add_totals = _kernel.add_totals
-        self.dot_and_replace = _kernel.dot_and_replace
+        self.summarize = _kernel.summarize
+        self.summarize_into = _kernel.summarize_into
+        self.summarize_and_compare = _kernel.summarize_and_compare
+        self.summarize_differences = _kernel.summarize_differences
         self.square_sums_finite = _kernel.square_sums_finite
         self._future_mass = _kernel.future_mass
+        self._attention_entropy = _kernel.attention_entropy
+        self._mark_fired = _kernel.mark_fired
+        self._power_iteration = _kernel.power_iteration
 
     def future_mass(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
         """As in the protocol."""
         sums = np.zeros((probabilities.shape[1], 2))
-        real = np.ascontiguousarray(token_mask)
-        self._future_mass(np.ascontiguousarray(probabilities, np.float32), real.view(np.uint8), sums)
+        self._future_mass(*_float32_attention(probabilities, token_mask), sums)
         return sums
+
+    def attention_entropy(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
+        """As in the protocol."""
+        sums = np.zeros(probabilities.shape[1])
+        self._attention_entropy(*_float32_attention(probabilities, token_mask), sums)
+        return sums
+
+    def mark_fired(self, outputs: Array, fired: NDArray[np.bool_]) -> None:
+        """As in the protocol."""
+        self._mark_fired(np.ascontiguousarray(outputs, np.float32), fired)
+
+    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
+        """As in the protocol."""
+        return self._power_iteration(matrix, vector, np.empty_like(vector), count)
+
+
+def _float32_attention(
+    probabilities: Array, token_mask: NDArray[np.bool_]
+) -> tuple[Array, NDArray[np.uint8]]:
+    real = np.ascontiguousarray(token_mask)
+    return np.ascontiguousarray(probabilities, np.float32), real.view(np.uint8)
 
 
 @final
@@ -98,41 +174,46 @@ class NumpyKernel:
     """
 
     name = "numpy"
+    eager = False
 
     def __init__(self) -> None:
         self._packed = np.empty(_CHUNK, np.float32)
         self._scratch = np.empty(_CHUNK, np.float32)
         self._is_zero = np.empty(_CHUNK, np.bool_)
 
-    def add_totals(self, arrays: list[Array], totals: Array) -> None:
+    def summarize(self, arrays: list[Array], statistics: Array) -> None:
         """As in the protocol."""
-        packed: list[tuple[int, Array]] = []  # pieces that share the next chunk, with their array's index
-        packed_size = 0
-        for index, flat in enumerate(arrays):
-            for start in range(0, flat.size, _CHUNK):
-                piece = flat[start : start + _CHUNK]
-                if piece.size > _CHUNK // 2:
-                    self._add(totals, [index], piece, [0])
-                    continue
-                if packed_size + piece.size > _CHUNK:
-                    self._add_packed(totals, packed)
-                    packed_size = 0
-                packed.append((index, piece))
-                packed_size += piece.size
-        self._add_packed(totals, packed)
+        flat = [array.ravel() for array in arrays]
+        if all(array.dtype == np.float32 for array in arrays):
+            statistics[:] = _statistics(self._totals(flat), [array.size for array in flat])
+            for index in np.flatnonzero(statistics[:, STD] < 0).tolist():
+                statistics[index, STD] = np.std(flat[index], dtype=np.float64)
+        else:
+            statistics[:] = math.nan
 
-    def dot_and_replace(self, arrays: list[Array], previous: Array) -> float:
+    def summarize_into(self, array: Array, statistics: Array, row: int) -> bool:
         """As in the protocol."""
-        flat = np.concatenate(arrays)
-        if flat.size != previous.size:
-            raise ValueError("previous: expected as many elements as the arrays have")
+        self.summarize([array], statistics[row : row + 1])
+        return not math.isnan(statistics[row, STD])
+
+    def summarize_and_compare(self, arrays: list[Array], previous: Array, statistics: Array) -> float:
+        """As in the protocol."""
+        flat = _end_to_end(arrays, previous)
+        self.summarize(arrays, statistics)
         product = float(np.dot(flat, previous))
         previous[:] = flat
         return product
 
+    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> float:
+        """As in the protocol."""
+        differences = _end_to_end(arrays, before) - before
+        ends = np.cumsum([array.size for array in arrays])
+        self.summarize(np.split(differences, ends[:-1]), statistics)
+        return 0.0
+
     def square_sums_finite(self, arrays: list[Array]) -> bool:
         """As in the protocol."""
-        return all(math.isfinite(np.dot(array, array)) for array in arrays)
+        return all(math.isfinite(np.dot(flat, flat)) for flat in map(np.ravel, arrays))
 
     def future_mass(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
         """As in the protocol."""
@@ -148,6 +229,56 @@ class NumpyKernel:
         mass: Array = sums.sum(axis=0, dtype=np.float64)
         return mass
 
+    def attention_entropy(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
+        """As in the protocol."""
+        allowed = np.arange(probabilities.shape[-1]) + 1  # keys that a causal query may see
+        rows = entropy_rows(probabilities) / np.log(np.maximum(allowed, 2))  # (B, H, T)
+        counted = token_mask & (allowed >= 2)
+        sums: Array = np.einsum("bht,bt->h", np.where(counted[:, None], rows, 0.0), counted)
+        return sums
+
+    def mark_fired(self, outputs: Array, fired: NDArray[np.bool_]) -> None:
+        """As in the protocol."""
+        silent = np.flatnonzero(~fired)
+        if silent.size:  # most units fire in the first step of a window and need no second look
+            candidates = outputs if silent.size > outputs.shape[1] // 4 else outputs[:, silent]
+            # Extremes are fast passes, and NaN comes through them: a unit that is NaN is not silent.
+            fires = (candidates.max(axis=0, initial=0.0) != 0) | (candidates.min(axis=0, initial=0.0) != 0)
+            fired[fires if candidates is outputs else silent[fires]] = True
+
+    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
+        """As in the protocol."""
+        norm = 0.0
+        for _ in range(count):
+            image = matrix @ vector
+            norm = float(np.linalg.norm(image) / np.linalg.norm(vector))
+            if norm == 0.0 or not math.isfinite(norm):
+                break
+            back = matrix.T @ image
+            vector[:] = back / np.linalg.norm(back)
+        return norm
+
+    def _totals(self, arrays: list[Array]) -> Array:
+        """(arrays, totals) float64: each flat array's sums and extremes."""
+        totals = np.zeros((len(arrays), _TOTALS))
+        totals[:, _MINIMUM] = np.inf
+        totals[:, _MAXIMUM] = -np.inf
+        packed: list[tuple[int, Array]] = []  # pieces that share the next chunk, with their array's index
+        packed_size = 0
+        for index, flat in enumerate(arrays):
+            for start in range(0, flat.size, _CHUNK):
+                piece = flat[start : start + _CHUNK]
+                if piece.size > _CHUNK // 2:
+                    self._add(totals, [index], piece, [0])
+                    continue
+                if packed_size + piece.size > _CHUNK:
+                    self._add_packed(totals, packed)
+                    packed_size = 0
+                packed.append((index, piece))
+                packed_size += piece.size
+        self._add_packed(totals, packed)
+        return totals
+
     def _add_packed(self, totals: Array, packed: list[tuple[int, Array]]) -> None:
         """Add the pieces to their arrays' totals and clear the list."""
         if packed:
@@ -161,15 +292,52 @@ class NumpyKernel:
         """Add the segments of a chunk, which begin at ``starts``, to the totals of their arrays."""
         scratch = self._scratch[: chunk.size]
         sums = np.empty((len(indices), 4))
-        sums[:, SUM] = np.add.reduceat(chunk, starts)
-        sums[:, SQUARE_SUM] = np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
+        sums[:, _SUM] = np.add.reduceat(chunk, starts)
+        sums[:, _SQUARE_SUM] = np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
         # Clearing the sign bit is |x| and turns -0.0 into 0; integers compare faster than floats.
         magnitude = scratch.view(np.int32)
         np.bitwise_and(chunk.view(np.int32), 0x7FFFFFFF, out=magnitude)
-        sums[:, ABSOLUTE_SUM] = np.add.reduceat(scratch, starts)
+        sums[:, _ABSOLUTE_SUM] = np.add.reduceat(scratch, starts)
         is_zero = np.equal(magnitude, 0, out=self._is_zero[: chunk.size])
-        sums[:, ZERO_COUNT] = np.add.reduceat(is_zero, starts, dtype=np.int32)
-        totals[indices, :MINIMUM] += sums
+        sums[:, _ZERO_COUNT] = np.add.reduceat(is_zero, starts, dtype=np.int32)
+        totals[indices, :_MINIMUM] += sums
         minimum, maximum = np.minimum.reduceat(chunk, starts), np.maximum.reduceat(chunk, starts)
-        totals[indices, MINIMUM] = np.minimum(totals[indices, MINIMUM], minimum)
-        totals[indices, MAXIMUM] = np.maximum(totals[indices, MAXIMUM], maximum)
+        totals[indices, _MINIMUM] = np.minimum(totals[indices, _MINIMUM], minimum)
+        totals[indices, _MAXIMUM] = np.maximum(totals[indices, _MAXIMUM], maximum)
+
+
+def _statistics(totals: Array, element_counts: Sequence[int]) -> Array:
+    """(arrays, 11) rows of Summary; std is NaN in a row that is not to be trusted, -1 where it cancelled."""
+    elements = np.maximum(element_counts, 1)
+    means = totals / elements[:, None]
+    mean, mean_square = means[:, _SUM], means[:, _SQUARE_SUM]
+    variance = mean_square - mean * mean
+    trusted = (totals[:, _SQUARE_SUM] > _SMALLEST_TRUSTED_SQUARE_SUM) & (mean_square < np.inf)
+    trusted |= totals[:, _ZERO_COUNT] == elements  # all zero: nothing to lose, and common in gradients
+    cancelled = variance < _SMALLEST_TRUSTED_VARIANCE_SHARE * mean_square
+    statistics = np.zeros((len(totals), len(Summary._fields)))
+    statistics[:, 0] = element_counts
+    statistics[:, 1] = np.sqrt(totals[:, _SQUARE_SUM])
+    statistics[:, 2] = mean
+    statistics[:, 3] = means[:, _ABSOLUTE_SUM]
+    statistics[:, STD] = np.where(trusted, np.where(cancelled, -1, np.sqrt(variance)), np.nan)
+    statistics[:, 5:7] = totals[:, _MINIMUM : _MAXIMUM + 1]
+    statistics[:, 7] = means[:, _ZERO_COUNT]
+    return statistics
+
+
+def _end_to_end(arrays: list[Array], other: Array) -> Array:
+    """The arrays as one flat array. Raises as the compiled kernel does when ``other`` does not fit."""
+    if any(array.dtype != np.float32 for array in arrays):
+        raise TypeError("expected C-contiguous float32 arrays")
+    flat: Array = np.concatenate([array.ravel() for array in arrays])
+    if flat.size != other.size:
+        raise ValueError("expected a flat buffer of as many elements as the arrays have")
+    return flat
+
+
+def entropy_rows(probabilities: Array) -> Array:
+    """-sum p ln p over the last axis, with 0 ln 0 = 0, in nats."""
+    logarithm = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    entropy: Array = -np.einsum("...k,...k->...", probabilities, logarithm, dtype=np.float64)
+    return entropy

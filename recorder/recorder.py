@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from recorder import schema
-from recorder.cadence import Cadence, OverheadBudget, is_due
+from recorder.cadence import Cadence, OverheadBudget
 from recorder.capture import Capture, Place, attach_hooks
 from recorder.errors import RecorderError
 from recorder.hooks import Array, Handle, WatchedModel
@@ -70,7 +70,6 @@ class Recorder:
         self.run_directory = Path(run_directory)
         self.cadence = cadence or Cadence()
         self.rank, self.world_size = rank, world_size
-        self.capture = Capture()
         self._on_error = on_error
         self._fsync_seconds = fsync_seconds
         self._quiet = quiet
@@ -78,6 +77,7 @@ class Recorder:
         self._places: dict[str, Place] = {}
         self._catalogue = TensorCatalogue()
         self._kernel = best_kernel()
+        self.capture = Capture(self._kernel)
         self._signals = StepSignals(self.cadence, self._catalogue, self._kernel)
         self._budget = None if overhead_budget is None else OverheadBudget(overhead_budget)
         self._current: StepRecord | None = None
@@ -219,7 +219,7 @@ class Recorder:
             self._begin_next_segment(record.step)
         self._current = record
         self._last_step = record.step
-        self.capture.begin(record.step, is_due(record.step, self._signals.cadence.activation_gradients))
+        self.capture.begin(record.step, self._signals.due_in_hooks(record.step))
         self._guard("weights", record.step, lambda: self._signals.before_update(record.step))
         self._recorder_seconds = time.perf_counter() - self._step_start
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recorder.cadence import Cadence, is_due
-from recorder.capture import Capture, Place
+from recorder.capture import Capture, Due, Place
 from recorder.hooks import Array, Attention
-from recorder.kernel import Kernel
+from recorder.kernel import STD, Kernel, Summary
 from recorder.statistics import (
+    ATTENTION_MASS,
     SpectralNorm,
-    Summary,
     all_finite,
     attention_entropy,
     attention_mass,
@@ -28,8 +29,9 @@ from recorder.statistics import (
     combined_hash,
     content_hash,
     summarize_all,
+    trusted,
 )
-from recorder.writer import Block, Value
+from recorder.writer import Block, Matrix, Value
 
 
 @dataclass
@@ -83,9 +85,18 @@ class TensorCatalogue:
 class PreviousGradient(NamedTuple):
     """The last recorded gradient of all parameters, end to end, in a buffer that is written over."""
 
-    step: int
+    step: int | None  # None: the buffer holds no gradient
     norm: float
     flat: Array
+
+
+class GradientNames(NamedTuple):
+    """Which tensors the gradients of a step belong to; hardly ever another one than the step before."""
+
+    arrived: list[str]
+    ids: NDArray[np.int64]  # of the arrived ones that are watched
+    watched: list[bool]  # of the arrived ones
+    missing_ids: NDArray[np.int64]  # watched weights without a gradient
 
 
 class StepSignals:
@@ -100,8 +111,19 @@ class StepSignals:
         self._kernel = kernel
         self._spectral: dict[str, SpectralNorm] = {}
         self._blocks: list[Block] = []
-        self._weights_before: dict[str, Array] = {}
+        self._weights_before: Array | None = None  # end to end, in a buffer that is written over
+        self._has_weights_before = False
         self._previous_gradient: PreviousGradient | None = None
+        self._gradient_names = GradientNames([], np.zeros(0, np.int64), [], np.zeros(0, np.int64))
+
+    def due_in_hooks(self, step: int) -> Due:
+        """What hooks take in this step."""
+        cadence = self.cadence
+        return Due(
+            is_due(step, cadence.activations),
+            is_due(step, cadence.activation_gradients),
+            is_due(step, cadence.attention),
+        )
 
     # A NaN or an overflow is data here, even where the training loop asked NumPy to raise on them.
     @np.errstate(all="ignore")
@@ -113,8 +135,10 @@ class StepSignals:
         due = any(is_due(step, every) for every in (cadence.weights, cadence.spectral_norms, cadence.hashes))
         if due or not all_finite(list(weights.values()), self._kernel):
             self._blocks += self._weight_blocks(step)
-        if is_due(step, cadence.updates):
-            self._weights_before = {name: weight.copy() for name, weight in weights.items()}
+        self._has_weights_before = bool(weights) and is_due(step, cadence.updates)
+        if self._has_weights_before:
+            flat = [weight.ravel() for weight in weights.values()]
+            self._weights_before = _end_to_end(flat, self._weights_before)
 
     @np.errstate(all="ignore")
     def after_update(
@@ -132,20 +156,14 @@ class StepSignals:
         self.gradient_cosine_previous = None
         if everything or is_due(step, cadence.gradients):
             blocks += self._gradient_blocks(step, capture.gradients)
-        for kind, every, arrays in (
-            ("activation", cadence.activations, capture.activations),
-            ("activation_gradient", cadence.activation_gradients, capture.activation_gradients),
-        ):
-            if arrays and (everything or is_due(step, every)):
-                ids = [self._catalogue.id_of(_place(name, places), array) for name, array in arrays.items()]
-                blocks.append(self._tensor_block(step, kind, ids, arrays.values()))
-        if self._weights_before and completed:
+        blocks += self._activation_blocks(step, capture, places, everything)
+        if self._has_weights_before and completed:
             blocks.append(self._update_block(step))
-        self._weights_before = {}
         for layer, attention in capture.attentions.items():
+            mass = capture.attention_masses.get(layer)
             with_entropy = everything or is_due(step, cadence.attention_entropy)
-            if with_entropy or is_due(step, cadence.attention):
-                blocks.append(_attention_block(step, layer, attention, self._kernel, with_entropy))
+            if with_entropy or mass is not None:
+                blocks.append(_attention_block(step, layer, attention, mass, self._kernel, with_entropy))
         if cadence.unit_window and (step + 1) % cadence.unit_window == 0:
             blocks += self.close_windows(step, capture)
         return self._catalogue.take_blocks() + blocks
@@ -168,6 +186,36 @@ class StepSignals:
             for window in capture.units.values()
         ]
         capture.units.clear()
+        return blocks
+
+    def _activation_blocks(
+        self, step: int, capture: Capture, places: Mapping[str, Place], everything: bool
+    ) -> list[Block]:
+        """Rows of activations and their gradients: what hooks summed up, and what they kept for now."""
+        blocks = []
+        for kind, due, taken, arrays in (
+            (
+                "activation",
+                capture.due.activations,
+                capture.activation_statistics,
+                capture.activations,
+            ),
+            (
+                "activation_gradient",
+                capture.due.activation_gradients,
+                capture.activation_gradient_statistics,
+                capture.activation_gradients,
+            ),
+        ):
+            names = list(taken.taken)
+            if names:
+                ids = [self._catalogue.id_of(_place(n, places), capture.activations[n]) for n in names]
+                blocks.append(self._block(step, kind, np.array(ids), taken.statistics()))
+            if due or everything:
+                rest = {name: array for name, array in arrays.items() if name not in taken.taken}
+                if rest:
+                    ids = [self._catalogue.id_of(_place(n, places), array) for n, array in rest.items()]
+                    blocks.append(self._tensor_block(step, kind, ids, rest.values()))
         return blocks
 
     def _weight_blocks(self, step: int) -> list[Block]:
@@ -195,7 +243,7 @@ class StepSignals:
     def _spectral_columns(self, step: int, matrices: Mapping[str, Array]) -> dict[str, Value]:
         if not is_due(step, self.cadence.spectral_norms):
             return {}
-        iterations = {name: self._spectral.setdefault(name, SpectralNorm()) for name in matrices}
+        iterations = {name: self._spectral.setdefault(name, SpectralNorm(self._kernel)) for name in matrices}
         columns: dict[str, Value] = {
             "spectral_norm": np.array([iterations[name].estimate(m) for name, m in matrices.items()])
         }
@@ -206,45 +254,91 @@ class StepSignals:
 
     def _gradient_blocks(self, step: int, gradients: Mapping[str, Array]) -> list[Block]:
         """Rows for the gradients that arrived, and rows that say so for those that did not."""
-        ids = self._catalogue.ids
-        arrived = {name: gradient for name, gradient in gradients.items() if name in ids}
-        missing = [ids[name] for name in self._catalogue.weights if name not in gradients]
+        if self._gradient_names.arrived != list(gradients):
+            self._gradient_names = self._names_of(gradients)
+        names = self._gradient_names
+        arrays = list(gradients.values())
+        if len(names.ids) < len(arrays):
+            arrays = [array for array, watched in zip(arrays, names.watched, strict=True) if watched]
         blocks = []
-        if arrived:
-            block = self._tensor_block(step, "gradient", [ids[name] for name in arrived], arrived.values())
-            blocks.append(block)
+        if arrays:
+            statistics = self._gradient_statistics(step, arrays)
+            block = self._block(step, "gradient", names.ids, statistics)
             block.columns["has_gradient"] = True
-            self._compare_with_previous(step, list(arrived.values()), block.columns["l2_norm"])
-        if missing:
+            blocks.append(block)
+        if names.missing_ids.size:
             columns = {"step": step, "kind": "gradient", "has_gradient": False}
-            blocks.append(Block("tensors", len(missing), columns | {"tensor_id": np.array(missing)}))
+            blocks.append(
+                Block("tensors", len(names.missing_ids), columns | {"tensor_id": names.missing_ids})
+            )
         return blocks
 
-    def _compare_with_previous(self, step: int, gradients: list[Array], norms: Array) -> None:
-        """Set the cosine with the step before's gradient; null after a gap and for other than float32."""
-        previous = self._previous_gradient
-        count = sum(gradient.size for gradient in gradients)
-        self._previous_gradient = None
-        if any(gradient.dtype != np.float32 for gradient in gradients):
-            return
+    def _names_of(self, gradients: Mapping[str, Array]) -> GradientNames:
+        ids = self._catalogue.ids
+        watched = [name in ids for name in gradients]
+        arrived_ids = [ids[name] for name in gradients if name in ids]
+        missing = [ids[name] for name in self._catalogue.weights if name not in gradients]
+        return GradientNames(
+            list(gradients), np.array(arrived_ids, np.int64), watched, np.array(missing, np.int64)
+        )
+
+    def _gradient_statistics(self, step: int, gradients: list[Array]) -> Array:
+        """Their rows; sets the cosine with the step before's, null after a gap and for other than float32."""
+        previous, self._previous_gradient = self._previous_gradient, None
+        count = sum(map(_size, gradients))
         if previous is None or previous.flat.size != count:
-            previous = PreviousGradient(-1, 0.0, np.zeros(count, np.float32))
-        product = self._kernel.dot_and_replace([gradient.ravel() for gradient in gradients], previous.flat)
-        norm = float(np.sqrt(np.dot(norms, norms)))
+            previous = PreviousGradient(None, 0.0, np.zeros(count, np.float32))
+        statistics = _empty_statistics(len(gradients))
+        try:
+            product = self._kernel.summarize_and_compare(gradients, previous.flat, statistics)
+        except (TypeError, BufferError):  # the buffer may hold a part of them by now
+            return summarize_all(gradients, self._kernel)
+        trusted(statistics, gradients)
+        norms = statistics[:, _L2_NORM]
+        norm = math.sqrt(np.dot(norms, norms))
         if previous.step == step - 1:
             self.gradient_cosine_previous = float(np.float64(product) / (norm * previous.norm))
         self._previous_gradient = PreviousGradient(step, norm, previous.flat)
+        return statistics
 
     def _update_block(self, step: int) -> Block:
-        weights, before = self._catalogue.weights, self._weights_before
-        ids = [self._catalogue.ids[name] for name in before]
-        return self._tensor_block(step, "update", ids, [weights[n] - old for n, old in before.items()])
+        """Rows of what the update added to each weight."""
+        assert self._weights_before is not None
+        weights, before = list(self._catalogue.weights.values()), self._weights_before
+        ids = [self._catalogue.ids[name] for name in self._catalogue.weights]
+        statistics = _empty_statistics(len(weights))
+        try:
+            self._kernel.summarize_differences(weights, before, statistics)
+        except (TypeError, BufferError):  # other than contiguous float32
+            statistics[:] = math.nan
+        if np.isnan(statistics[:, STD]).any():
+            ends = np.cumsum([weight.size for weight in weights])
+            differences = np.concatenate([weight.ravel() for weight in weights]) - before
+            trusted(statistics, np.split(differences, ends[:-1]))
+        return self._block(step, "update", np.array(ids), statistics)
 
     def _tensor_block(self, step: int, kind: str, ids: Sequence[int], arrays: Iterable[Array]) -> Block:
-        summaries = summarize_all(list(arrays), self._kernel)
-        columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": np.array(ids)}
-        columns |= {name: summaries[:, index] for index, name in enumerate(Summary._fields)}
-        return Block("tensors", len(ids), columns)
+        return self._block(step, kind, np.array(ids), summarize_all(list(arrays), self._kernel))
+
+    def _block(self, step: int, kind: str, ids: NDArray[np.int64], statistics: Array) -> Block:
+        columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids}
+        return Block("tensors", len(ids), columns, Matrix(Summary._fields, statistics))
+
+
+_L2_NORM = Summary._fields.index("l2_norm")
+_size = operator.attrgetter("size")
+
+
+def _empty_statistics(count: int) -> Array:
+    return np.empty((count, len(Summary._fields)))
+
+
+def _end_to_end(flat: list[Array], buffer: Array | None) -> Array:
+    """The flat arrays as one, in the buffer when it fits: a fresh one costs new pages at every call."""
+    count, dtype = sum(map(_size, flat)), np.result_type(*flat)
+    if buffer is None or buffer.size != count or buffer.dtype != dtype:
+        return np.concatenate(flat)
+    return np.concatenate(flat, out=buffer)
 
 
 def _place(name: str, places: Mapping[str, Place]) -> Place:
@@ -253,15 +347,17 @@ def _place(name: str, places: Mapping[str, Place]) -> Place:
 
 
 def _attention_block(
-    step: int, layer: int, attention: Attention, kernel: Kernel, with_entropy: bool
+    step: int, layer: int, attention: Attention, mass: Array | None, kernel: Kernel, with_entropy: bool
 ) -> Block:
     probabilities, token_mask = attention.probabilities, attention.token_mask
-    columns: dict[str, Value] = dict(attention_mass(probabilities, token_mask, kernel)._asdict())
+    if mass is None:  # not due in the hook: the step turned out to be worth a full record
+        mass = attention_mass(probabilities, token_mask, kernel)
+    heads: NDArray[np.int32] = np.arange(len(mass), dtype=np.int32)
+    columns: dict[str, Value] = {"step": step, "layer": layer, "head": heads}
     if with_entropy:
-        columns["entropy"] = attention_entropy(probabilities, token_mask)
+        columns["entropy"] = attention_entropy(probabilities, token_mask, kernel)
         columns["max_abs_logit"] = attention_max_abs_logit(attention.logits(), token_mask)
-    heads: NDArray[np.int32] = np.arange(probabilities.shape[1], dtype=np.int32)
-    return Block("attention", heads.size, columns | {"step": step, "layer": layer, "head": heads})
+    return Block("attention", len(mass), columns, Matrix(ATTENTION_MASS, mass))
 
 
 def _not_finite(logged: Mapping[str, Value]) -> bool:

@@ -23,15 +23,24 @@ Value = Any
 """What a column takes: a number, bool or str; None for "not measured"; or one array of them per block."""
 
 
+class Matrix(NamedTuple):
+    """Several number columns of a block at once: one small copy each time instead of one per column."""
+
+    names: tuple[str, ...]  # the same in every block of a stream
+    values: NDArray[Any]  # (rows, names)
+
+
 class Block(NamedTuple):
     """Rows for one table; a column that is left out is null in all of them. Its arrays are not to change."""
 
     table: str
     row_count: int
     columns: dict[str, Value]
+    matrix: Matrix | None = None
 
 
 _DTYPES: dict[pa.DataType, Any] = {
+    pa.int16(): np.int16,
     pa.int32(): np.int32,
     pa.int64(): np.int64,
     pa.uint64(): np.uint64,
@@ -42,28 +51,41 @@ _DTYPES: dict[pa.DataType, Any] = {
 }
 
 
-def fixed_array(arrow_type: pa.DataType, values: Sequence[Value], row_counts: Sequence[int]) -> pa.Array:
+Counts = NDArray[np.int64]
+"""Rows of each block, (blocks,)."""
+
+
+def fixed_array(arrow_type: pa.DataType, values: Sequence[Value], row_counts: Counts) -> pa.Array:
     """Arrow array of a fixed-width type from one value, array or None (null) per block of rows."""
     data = _joined(values, row_counts, _DTYPES[arrow_type])
-    if data.dtype == np.bool_:
-        data = np.packbits(data, bitorder="little")
-    buffers = [_validity(values, row_counts), pa.py_buffer(data)]
-    return pa.Array.from_buffers(arrow_type, sum(row_counts), buffers)
+    return _arrow(arrow_type, data, _validity([value is not None for value in values], row_counts))
 
 
-def _joined(values: Sequence[Value], row_counts: Sequence[int], dtype: Any) -> NDArray[Any]:
+def _arrow(arrow_type: pa.DataType, data: NDArray[Any], validity: pa.Buffer | None) -> pa.Array:
+    buffer = np.packbits(data, bitorder="little") if data.dtype == np.bool_ else data
+    return pa.Array.from_buffers(arrow_type, len(data), [validity, pa.py_buffer(buffer)])
+
+
+def _joined(values: Sequence[Value], row_counts: Counts, dtype: Any) -> NDArray[Any]:
     """One array over all blocks; nulls are zero."""
-    filled = [0 if value is None else value for value in values]
-    if not any(isinstance(value, np.ndarray) for value in filled):
+    types = set(map(type, values))
+    if types == {type(None)}:
+        return np.zeros(row_counts.sum(), dtype)
+    filled = [0 if value is None else value for value in values] if type(None) in types else values
+    if np.ndarray not in types:
         return np.repeat(np.array(filled, dtype), row_counts)
-    parts = [np.broadcast_to(value, count) for value, count in zip(filled, row_counts, strict=True)]
+    parts = [np.broadcast_to(value, count) for value, count in zip(filled, row_counts.tolist(), strict=True)]
+    return _cast(np.concatenate(parts), dtype)
+
+
+def _cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Contiguous values of that type."""
     with np.errstate(over="ignore", invalid="ignore"):  # beyond float32's range is recorded as infinite
-        return np.concatenate(parts, dtype=dtype, casting="unsafe")
+        return np.ascontiguousarray(values, dtype)
 
 
-def _validity(values: Sequence[Value], row_counts: Sequence[int]) -> pa.Buffer | None:
-    """Arrow's validity bitmap; None when every row has a value."""
-    present = [value is not None for value in values]
+def _validity(present: Sequence[bool], row_counts: Counts) -> pa.Buffer | None:
+    """Arrow's validity bitmap; None when every block has a value."""
     if all(present):
         return None
     return pa.py_buffer(np.packbits(np.repeat(present, row_counts), bitorder="little"))
@@ -74,7 +96,8 @@ def string_array(values: Sequence[str | None]) -> pa.Array:
     encoded = [b"" if value is None else value.encode() for value in values]
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum([len(value) for value in encoded], out=offsets[1:])
-    buffers = [_validity(values, [1] * len(values)), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    validity = _validity([value is not None for value in values], np.ones(len(values), np.int64))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
 
@@ -85,7 +108,7 @@ class KeyedStrings:
         self._keys: dict[str, int] = {}
         self._names = string_array([])
 
-    def array(self, values: Sequence[Value], row_counts: Sequence[int]) -> pa.Array:
+    def array(self, values: Sequence[Value], row_counts: Counts) -> pa.Array:
         """Dictionary array from one name, sequence of names or None per block of rows."""
         keys = [
             np.array([self._key(name) for name in value], np.int16) if isinstance(value, list | tuple)
@@ -94,19 +117,16 @@ class KeyedStrings:
         ]  # fmt: skip
         if len(self._names) != len(self._keys):
             self._names = string_array(list(self._keys))
-        data = _joined(keys, row_counts, np.int16)
-        buffers = [_validity(keys, row_counts), pa.py_buffer(data)]
-        indices = pa.Array.from_buffers(pa.int16(), sum(row_counts), buffers)
-        return pa.DictionaryArray.from_arrays(indices, self._names)
+        return pa.DictionaryArray.from_arrays(fixed_array(pa.int16(), keys, row_counts), self._names)
 
     def _key(self, name: str) -> int:
         return self._keys.setdefault(name, len(self._keys))
 
 
-def _texts(values: Sequence[Value], row_counts: Sequence[int]) -> list[str | None]:
+def _texts(values: Sequence[Value], row_counts: Counts) -> list[str | None]:
     """One text per row."""
     texts: list[str | None] = []
-    for value, count in zip(values, row_counts, strict=True):
+    for value, count in zip(values, row_counts.tolist(), strict=True):
         texts += value if isinstance(value, list | tuple) else [value] * count
     return texts
 
@@ -127,6 +147,7 @@ class Stream:
         self._schema = schema
         self._names = frozenset(schema.names)
         self._keyed = {field.name: KeyedStrings() for field in schema if field.type == KEYED_STRING}
+        self._matrix_names: tuple[str, ...] = ()
         self._waiting: list[Block] = []
         self._oldest = 0.0
         self._file: BinaryIO | None = None
@@ -149,6 +170,8 @@ class Stream:
         """Let rows wait for the next write. KeyError on an unknown column."""
         if not block.columns.keys() <= self._names:
             raise KeyError(f"{self.path.name}: no column {sorted(block.columns.keys() - self._names)}")
+        if block.matrix is not None and block.matrix.names is not self._matrix_names:
+            self._accept(block.matrix.names)
         if self.error is not None:
             self.lost_row_count += block.row_count
             return
@@ -165,21 +188,24 @@ class Stream:
         """Hand rows to the operating system as one record batch."""
         if not blocks:
             return
-        row_counts = [block.row_count for block in blocks]
+        row_counts = np.array([block.row_count for block in blocks])
+        row_count = int(row_counts.sum())
         if self.error is not None or self._file is None:
-            self.lost_row_count += sum(row_counts)
+            self.lost_row_count += row_count
             return
+        of_matrices = self._matrix_arrays(blocks, row_counts)
         arrays = [
-            self._array(field, [block.columns.get(field.name) for block in blocks], row_counts)
+            of_matrices[field.name] if field.name in of_matrices
+            else self._array(field, [block.columns.get(field.name) for block in blocks], row_counts)
             for field in self._schema
-        ]
+        ]  # fmt: skip
         try:
             self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
             self._file.flush()
-            self.written_row_count += sum(row_counts)
+            self.written_row_count += row_count
         except OSError as error:
             self.error = error
-            self.lost_row_count += sum(row_counts)
+            self.lost_row_count += row_count
 
     def break_off(self, error: OSError) -> None:
         """Stop writing for a reason that a write would not show, such as a deleted directory."""
@@ -201,7 +227,29 @@ class Stream:
         except OSError as error:
             self.error = self.error or error
 
-    def _array(self, field: pa.Field, values: Sequence[Value], row_counts: Sequence[int]) -> pa.Array:
+    def _accept(self, names: tuple[str, ...]) -> None:
+        """Matrices of a stream have one list of columns. KeyError on unknown or other ones."""
+        if not self._names.issuperset(names) or self._matrix_names not in ((), names):
+            raise KeyError(f"{self.path.name}: no matrix of columns {', '.join(names)}")
+        self._matrix_names = names
+
+    def _matrix_arrays(self, blocks: Sequence[Block], row_counts: Counts) -> dict[str, pa.Array]:
+        """The columns that came in matrices, by name; null where a block has none."""
+        parts = [block.matrix.values for block in blocks if block.matrix is not None]
+        if not parts:
+            return {}
+        present = [block.matrix is not None for block in blocks]
+        joined = np.concatenate(parts)
+        if not all(present):
+            rows = np.repeat(present, row_counts)
+            joined, found = np.zeros((len(rows), joined.shape[1])), joined
+            joined[rows] = found
+        validity = _validity(present, row_counts)
+        columns = zip(self._matrix_names, joined.T, strict=True)
+        types = {name: self._schema.field(name).type for name in self._matrix_names}
+        return {name: _arrow(types[name], _cast(c, _DTYPES[types[name]]), validity) for name, c in columns}
+
+    def _array(self, field: pa.Field, values: Sequence[Value], row_counts: Counts) -> pa.Array:
         if field.name in self._keyed:
             return self._keyed[field.name].array(values, row_counts)
         if field.type == pa.string():

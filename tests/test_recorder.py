@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderError
+from recorder.kernel import Summary
 from recorder.manifest import read_manifest
 from recorder.schema import TABLES
 from recorder.statistics import combined_hash, content_hash
-from recorder.writer import Block
+from recorder.writer import Block, Matrix
 
 
 def rows(run: Path, table: str, segment: int = 0) -> list[dict]:
@@ -22,7 +23,7 @@ def rows(run: Path, table: str, segment: int = 0) -> list[dict]:
         return pa.ipc.open_stream(file).read_all().to_pylist()
 
 
-def train(run: Path, steps: range, cadence: Cadence | None = None, poison: int | None = None) -> None:
+def train(run: Path, steps: Iterable[int], cadence: Cadence | None = None, poison: int | None = None) -> None:
     """A loop of two weights with exactly known gradients; a NaN gradient at step ``poison``."""
     weights = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(3, np.float32)}
     with Recorder(run, Manifest("test"), cadence=cadence) as recorder:
@@ -53,6 +54,48 @@ def test_each_step_has_one_row_with_what_was_logged(run: Path) -> None:
     assert steps[1]["train_loss"] == 1.5 and steps[1]["learning_rate"] == 0.5
     assert steps[1]["gradient_norm"] is None
     assert 0 < steps[1]["recorder_seconds"] <= steps[1]["step_seconds"]
+
+
+def test_the_cosine_with_the_gradient_before_is_null_where_there_is_none(run: Path) -> None:
+    """Not measured is not NaN: step 0 has no gradient before it, nor has a step after a gap."""
+    train(run, (0, 1, 2, 4, 5))
+    cosines = [row["gradient_cosine_previous"] for row in rows(run, "steps")]
+    assert cosines[0] is None and cosines[3] is None
+    # Every gradient is a multiple of the first; float32 squares, products and 9 sums round.
+    assert [cosines[step] for step in (1, 2, 4)] == pytest.approx([1, 1, 1], abs=16 * 1.2e-7)
+
+
+def test_a_matrix_and_columns_of_a_stream_make_one_table(run: Path) -> None:
+    """Blocks with a matrix, without one and with nulls keep their rows and their order."""
+    values = np.arange(33, dtype=np.float64).reshape(3, 11)
+    with Recorder(run) as recorder:
+        ids = {"kind": "weight", "tensor_id": np.arange(3)}
+        recorder._segment.append(
+            [
+                Block("tensors", 3, {"step": 0, **ids}, Matrix(Summary._fields, values)),
+                Block("tensors", 2, {"step": 1, "kind": "gradient", "has_gradient": False}),
+                Block(
+                    "tensors", 3, {"step": 2, **ids, "spectral_norm": 2.5}, Matrix(Summary._fields, -values)
+                ),
+            ]
+        )
+    table = rows(run, "tensors")
+    assert [row["step"] for row in table] == [0] * 3 + [1] * 2 + [2] * 3
+    assert [row["max"] for row in table] == [6, 17, 28, None, None, -6, -17, -28]
+    assert [row["element_count"] for row in table] == [0, 11, 22, None, None, 0, -11, -22]
+    assert [row["spectral_norm"] for row in table] == [None] * 5 + [2.5] * 3
+    assert [row["tensor_id"] for row in table] == [0, 1, 2, None, None, 0, 1, 2]
+
+
+def test_a_stream_refuses_columns_that_it_does_not_have(run: Path) -> None:
+    """A misspelt column is an error at once, never a value that is silently dropped."""
+    with Recorder(run) as recorder:
+        for block in (
+            Block("tensors", 1, {"stepp": 0}),
+            Block("tensors", 1, {"step": 0}, Matrix(("meann",), np.zeros((1, 1)))),
+        ):
+            with pytest.raises(KeyError, match=r"stepp|meann"):
+                recorder._segment.append([block])
 
 
 def test_weights_are_those_before_the_update_and_update_is_the_difference(run: Path) -> None:

@@ -78,6 +78,75 @@ def test_arrays_summarised_together_do_not_mix(kernel: Kernel) -> None:
     assert together == pytest.approx(alone, rel=64 * summation_bound(max(sizes)), abs=EPS32, nan_ok=True)
 
 
+def test_differences_are_those_of_the_subtracted_arrays(kernel: Kernel) -> None:
+    """Arrays minus a flat buffer have the statistics of their differences, also where the spread cancels."""
+    generator = np.random.default_rng(3)
+    arrays = [generator.standard_normal(shape).astype(np.float32) for shape in ((5,), (40, 30), (64,))]
+    arrays[2] += np.float32(1000)
+    before = np.concatenate([array.ravel() for array in arrays])
+    before[:1205] *= np.float32(0.9)
+    before[1205:] = 0
+    differences = np.split(np.concatenate([array.ravel() for array in arrays]) - before, [5, 1205])
+    statistics = np.empty((3, 11))
+    kernel.summarize_differences(arrays, before, statistics)
+    assert statistics == pytest.approx(summarize_all(differences, kernel), rel=1e-15)
+
+
+def test_comparing_gives_the_product_and_keeps_the_arrays(kernel: Kernel) -> None:
+    """The rows are those without comparing; the buffer holds the arrays afterwards, end to end."""
+    generator = np.random.default_rng(4)
+    arrays = [generator.standard_normal(shape).astype(np.float32) for shape in ((3,), (70, 40), (129,))]
+    flat = np.concatenate([array.ravel() for array in arrays])
+    previous = generator.standard_normal(flat.size).astype(np.float32)
+    exact = np.dot(flat.astype(np.float64), previous.astype(np.float64))
+    magnitude = np.dot(np.abs(flat), np.abs(previous))
+    statistics = np.empty((3, 11))
+    product = kernel.summarize_and_compare(arrays, previous, statistics)
+    # Of two terms of any sign the sum of magnitudes bounds what rounding can do.
+    assert product == pytest.approx(exact, abs=summation_bound(flat.size) * float(magnitude))
+    assert (previous == flat).all()
+    assert (statistics == summarize_all(arrays, kernel)).all()
+
+
+def test_comparing_refuses_what_it_cannot_compare(kernel: Kernel) -> None:
+    """Another dtype and another number of elements are errors, never a wrong product."""
+    statistics = np.empty((1, 11))
+    with pytest.raises(TypeError, match="float32"):
+        kernel.summarize_and_compare([np.zeros(4)], np.zeros(4, np.float32), statistics)
+    for size in (3, 5):
+        with pytest.raises(ValueError, match="flat buffer"):
+            kernel.summarize_and_compare([np.zeros(4, np.float32)], np.zeros(size, np.float32), statistics)
+
+
+def test_a_strided_array_is_summarised_like_its_copy(kernel: Kernel) -> None:
+    """A transposed or sliced gradient costs a copy, no error."""
+    array = np.random.default_rng(5).standard_normal((30, 20)).astype(np.float32)
+    assert summarize(array.T, kernel).l2_norm == pytest.approx(
+        summarize(array, kernel).l2_norm, rel=summation_bound(array.size)
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 100])
+@pytest.mark.parametrize("units", [1, 15, 16, 17, 40])
+def test_every_unit_that_fires_is_marked_and_no_other(tokens: int, units: int, kernel: Kernel) -> None:
+    """One firing token is enough, wherever it stands; what fired before stays marked."""
+    generator = np.random.default_rng(units)
+    outputs = np.zeros((tokens, units), np.float32)
+    firing = generator.random(units) < 0.5
+    outputs[generator.integers(tokens, size=units), np.arange(units)] = np.where(firing, 0.1, -0.0)
+    fired = generator.random(units) < 0.2
+    expected = fired | firing
+    kernel.mark_fired(outputs, fired)
+    assert fired.tolist() == expected.tolist()
+
+
+def test_a_unit_that_is_nan_is_not_silent(kernel: Kernel) -> None:
+    """A NaN is a fault of its own; calling the unit dead would hide it."""
+    fired = np.zeros(2, np.bool_)
+    kernel.mark_fired(np.array([[np.nan, 0.0]], np.float32), fired)
+    assert fired.tolist() == [True, False]
+
+
 def test_zeros_of_either_sign_are_counted(kernel: Kernel) -> None:
     """A dropout mask times a negative value gives -0.0, which is a zero like any other."""
     array = np.array([0.0, -0.0, 1.0, -2.0], np.float32)
@@ -126,30 +195,30 @@ def test_all_finite_is_not_fooled_by_overflow(kernel: Kernel) -> None:
     assert not all_finite([np.array([1.0, np.nan], np.float32)], kernel)
 
 
-def test_power_iteration_is_a_lower_bound_that_converges() -> None:
+def test_power_iteration_is_a_lower_bound_that_converges(kernel: Kernel) -> None:
     """The estimate never exceeds the largest singular value and reaches it within 2e-3 when warm."""
     matrix = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
     exact = float(np.linalg.svd(matrix.astype(np.float64), compute_uv=False)[0])
-    iteration = SpectralNorm()
+    iteration = SpectralNorm(kernel)
     estimates = [iteration.estimate(matrix) for _ in range(100)]
     # A float32 matrix-vector product errs by at most sqrt(n) roundings in the norm.
     assert max(estimates) <= exact * (1 + 16 * EPS32)
     assert estimates[-1] >= exact * (1 - 2e-3)
 
 
-def test_the_upper_bound_is_certified_and_tight() -> None:
+def test_the_upper_bound_is_certified_and_tight(kernel: Kernel) -> None:
     """Gram squaring bounds the spectral norm from above within n^(1/2^(k+1)) - 1."""
     for rows, columns in ((64, 64), (64, 256), (128, 32)):
         matrix = np.random.default_rng(rows).standard_normal((rows, columns)).astype(np.float32)
         exact = float(np.linalg.svd(matrix.astype(np.float64), compute_uv=False)[0])
-        bound = SpectralNorm().upper_bound(matrix)
+        bound = SpectralNorm(kernel).upper_bound(matrix)
         smaller_side = min(rows, columns)
         assert exact * (1 - 1e-12) <= bound <= exact * smaller_side ** (0.5**12) * (1 + 1e-12)
 
 
-def test_spectral_norm_of_zero_and_of_nan() -> None:
+def test_spectral_norm_of_zero_and_of_nan(kernel: Kernel) -> None:
     """A zero matrix has norm 0; a NaN in it is passed on, not hidden."""
-    iteration = SpectralNorm()
+    iteration = SpectralNorm(kernel)
     assert iteration.estimate(np.zeros((3, 4), np.float32)) == 0.0
     assert math.isnan(iteration.estimate(np.full((3, 4), np.nan, np.float32)))
     assert iteration.upper_bound(np.zeros((3, 4), np.float32)) == 0.0
@@ -174,11 +243,7 @@ def causal_attention(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def test_a_causal_mask_has_exactly_no_future_mass(kernel: Kernel) -> None:
     """Zeros sum to zero, so a single positive value is proof."""
     mass = attention_mass(*causal_attention([5, 3]), kernel)
-    assert (mass.future_mass[0], mass.future_mass_beyond_next[0], mass.first_row_entropy[0]) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+    assert mass.tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_future_mass_is_the_mean_over_real_queries(kernel: Kernel) -> None:
@@ -187,15 +252,40 @@ def test_future_mass_is_the_mean_over_real_queries(kernel: Kernel) -> None:
     probabilities[0, 0, :2] = [0.5, 0.5, 0.0]
     token_mask = np.array([[True, True, False]])
     mass = attention_mass(probabilities, token_mask, kernel)
-    assert mass.future_mass[0] == 0.25  # query 0: .5, query 1: 0, query 2 is padding
-    assert mass.future_mass_beyond_next[0] == 0.0
-    assert mass.first_row_entropy[0] == pytest.approx(math.log(2), rel=1e-6)
+    assert mass[0, :2].tolist() == [0.25, 0.0]  # query 0: .5, query 1: 0, query 2 is padding
+    assert mass[0, 2] == pytest.approx(math.log(2), rel=1e-6)
 
 
-def test_uniform_causal_attention_has_entropy_one() -> None:
+def test_uniform_causal_attention_has_entropy_one(kernel: Kernel) -> None:
     """Entropy is measured in units of ln(allowed keys), over rows with a choice."""
     # ln is within 1 ulp and each p ln p adds one rounding: 8 float32 roundings are generous for T = 5.
-    assert attention_entropy(*causal_attention([5, 3]))[0] == pytest.approx(1.0, abs=8 * EPS32)
+    assert attention_entropy(*causal_attention([5, 3]), kernel)[0] == pytest.approx(1.0, abs=8 * EPS32)
+
+
+@pytest.mark.parametrize("length", [2, 15, 16, 17, 50])
+def test_attention_entropy_agrees_with_float64(length: int, kernel: Kernel) -> None:
+    """Of random attention, with padding, and with a mask that lets later keys through."""
+    generator = np.random.default_rng(length)
+    probabilities = generator.random((3, 2, length, length), np.float32) ** 8
+    probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    token_mask = np.arange(length) < np.array([[length], [max(1, length // 2)], [1]])
+    wide = probabilities.astype(np.float64)
+    rows = -(wide * np.log(np.where(wide > 0, wide, 1))).sum(axis=-1)
+    counted = token_mask & (np.arange(length) > 0)
+    exact = (rows / np.log(np.maximum(np.arange(length) + 1, 2)) * counted[:, None]).sum(axis=(0, 2))
+    # A term is a logarithm (3 roundings), a weight and two products; lanes add 32 rows of up to length / 16
+    # vectors before float64, NumPy adds float64. Near p = 1 ln p loses no digits: m - 1 is exact there.
+    bound = (6 + 32 * (length // 16 + 1)) * EPS32
+    assert attention_entropy(probabilities, token_mask, kernel) * counted.sum() == pytest.approx(
+        exact, rel=bound
+    )
+
+
+def test_nan_attention_has_nan_entropy(kernel: Kernel) -> None:
+    """What is not a number must not be taken for nothing."""
+    probabilities, token_mask = causal_attention([5, 3])
+    probabilities[0, 0, 3, 1] = np.nan
+    assert math.isnan(attention_entropy(probabilities, token_mask, kernel)[0])
 
 
 def test_the_largest_logit_ignores_padding() -> None:
