@@ -192,6 +192,28 @@ def test_learning_rate_too_low(cosine: float, ratio: float, expected: str) -> No
     assert outcome("learning_rate_too_low", crawling(cosine, ratio)).outcome == expected
 
 
+PLAN = {"kind": "linear warmup, constant", "peak": 1e-4, "final": 1e-4, "warmup_steps": 10}
+PLAN |= {"total_steps": 200}
+DECLARED = dataclasses.replace(MANIFEST, planned_schedule=PLAN)
+
+
+@pytest.mark.parametrize(
+    ("rate", "planned", "expected"),
+    [(1.9e-5, 1.9e-5, "fired"), (2.1e-5, 2.1e-5, "clear"), (1.9e-5, 1e-4, "clear")],
+)
+def test_a_rate_far_below_the_declared_one(rate: float, planned: float, expected: str) -> None:
+    """From mid-run on, without gradients that agree; a rate that leaves its own plan is another fault."""
+    changes = crawling(0.1, 1e-4)
+    late = np.arange(len(healthy()["steps"]["step"])) >= 100
+    changes["steps"] = dict(changes["steps"]) | {
+        "learning_rate": np.where(late, rate, 1e-4),
+        "planned_learning_rate": np.where(late, planned, 1e-4),
+    }
+    assessment = outcome("learning_rate_too_low", changes, DECLARED)
+    assert assessment.outcome == expected
+    assert [f.first_step for f in assessment.findings] == [100] * (expected == "fired")
+
+
 def test_a_cosine_tail_is_not_too_low() -> None:
     """Rates are judged near the run's own peak: small updates in the tail are planned."""
     steps = changed("steps", "gradient_cosine_previous", dict.fromkeys(range(160, 200), 0.9))

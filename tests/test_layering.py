@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"recorder", "analyzer", "experiments"}
+OURS = {"recorder", "analyzer", "experiments", "calibration"}
 ALLOWED = {
     "recorder": {"recorder"},
     "analyzer": {"analyzer", "recorder.schema", "recorder.manifest", "recorder.errors"},

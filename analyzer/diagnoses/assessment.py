@@ -23,7 +23,9 @@ FACTS = {
             ON other.run <> mine.run AND other.seed = mine.seed AND other.config = mine.config
         WHERE mine.run = {run}""",
     REPEATED_EVALUATION: "SELECT count(*) > 0 FROM evaluations WHERE run = {run} AND repeat > 0",
-    RESUMED_EVENT: "SELECT count(*) > 0 FROM events_all WHERE run = {run} AND kind = 'resumed'",
+    RESUMED_EVENT: """
+        SELECT count(*) > 0 FROM events_all
+        WHERE run = {run} AND kind = 'resumed' AND json_valid(payload) -- it holds the state""",
 }
 """Needs that are no column, and the query that says whether a run has them."""
 

@@ -26,7 +26,7 @@ ATTENTION_AND_UNITS = (
             "gradient_norm_spike",
         ),
         requires=("manifest.mask_type", "attention.future_mass"),
-        panel=1,
+        panel=4,
     ),
     Diagnosis(
         name="causal_mask_off_by_one",
@@ -54,7 +54,7 @@ ATTENTION_AND_UNITS = (
             "gradient_norm_spike",
         ),
         requires=("manifest.mask_type", "attention.future_mass", "attention.future_mass_beyond_next"),
-        panel=1,
+        panel=4,
     ),
     Diagnosis(
         name="attention_entropy_collapse",

@@ -16,7 +16,7 @@ DATA_AND_GENERALISATION = (
         source="hash of each epoch's order",
         evidence="proof",
         severity="S1",
-        explains=(),
+        explains=("bad_batch", "loss_spike", "gradient_norm_spike"),
         requires=("steps.order_hash", "steps.epoch"),
         panel=1,
     ),

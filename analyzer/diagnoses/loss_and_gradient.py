@@ -155,6 +155,7 @@ LOSS_AND_GRADIENT = (
         requires=(
             "weight.content_hash",
             "gradient.l2_norm",
+            "gradient.element_count",
             "steps.learning_rate",
             "tensor_names.name",
         ),

@@ -155,6 +155,7 @@ OPTIMISATION = (
         requires=(
             "update.l2_norm",
             "weight.l2_norm",
+            "tensor_names.shape",
             "attention.entropy",
             "steps.train_loss",
             "steps.gradient_norm",
@@ -164,10 +165,13 @@ OPTIMISATION = (
     Diagnosis(
         name="learning_rate_too_low",
         title="Learning rate too low",
-        question="Are the updates tiny at the peak rate, while every gradient still points the same way?",
+        question="Are updates tiny, at the peak rate with gradients that still agree or far below the plan?",
         meaning="The run crawls: an update changes so little that the next gradient asks for the same again.",
         remedy="Raise the peak learning rate by 3 to 10.",
-        source="update ratio below 2e-3 near the peak rate, consecutive gradients that agree",
+        source=(
+            "update ratio below 2e-3 where consecutive gradients agree near the peak rate, "
+            "or where the rate is below a fifth of the declared one"
+        ),
         evidence="signature",
         severity="S2",
         explains=("underfitting",),
@@ -176,6 +180,7 @@ OPTIMISATION = (
             "steps.gradient_cosine_previous",
             "update.l2_norm",
             "weight.l2_norm",
+            "tensor_names.shape",
         ),
         panel=2,
     ),

@@ -96,7 +96,12 @@ REPRODUCTION_AND_EVALUATION = (
         evidence="proof",
         severity="S2",
         explains=("overfitting",),
-        requires=(REPEATED_EVALUATION, "evaluations.weights_hash", "evaluations.loss_sum"),
+        requires=(
+            REPEATED_EVALUATION,
+            "evaluations.weights_hash",
+            "evaluations.loss_sum",
+            "evaluations.token_count",
+        ),
         panel=1,
     ),
     Diagnosis(

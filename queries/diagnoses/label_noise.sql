@@ -3,10 +3,11 @@
 -- Both groups are followed over the last third of the run so far, so that slow training moves neither. Consistent with
 -- examples that are rare or ambiguous, too: look at them.
 CREATE OR REPLACE MACRO label_noise(
-    pace_threshold := 0.5, -- 1, ln of the fall of the 95% quantile / ln of the median's; 0.55 to 0.8 without noise
+    pace_threshold := 0.33, -- 1, ln of the fall of the 95% quantile / ln of the median's; 0.4 to 0.8 without noise
     tail_threshold := 0.75, -- 1, fall of the 95% quantile of the answer losses: a tail that is learned is no noise
     median_threshold := 0.8, -- 1, fall of the median: the others are learned
     loss_threshold := 0.4, -- nats/token, the 95% quantile itself: an easy tail is none either
+    learned_threshold := 0.15, -- nats/token, the median itself: a model too small to learn has hard examples, too
     met_threshold := 3, -- evaluations of the last five
     least_step := 500, -- optimizer updates; before, rules are learned rather than examples
     train_split := 'train' -- name of the split that is trained on
@@ -41,7 +42,7 @@ judged AS (
         run, step, tail, middle, example_count, earlier_step, tail_ratio, middle_ratio,
         ln(tail_ratio) / ln(middle_ratio) AS pace,
         count(*) FILTER (
-            WHERE middle_ratio < median_threshold AND tail_ratio > tail_threshold AND tail > loss_threshold
+            WHERE middle < learned_threshold AND middle_ratio < median_threshold AND tail_ratio > tail_threshold AND tail > loss_threshold
                 AND ln(tail_ratio) / ln(middle_ratio) < pace_threshold
         ) OVER (PARTITION BY run ORDER BY step ROWS BETWEEN 4 PRECEDING AND CURRENT ROW) AS met_count
     FROM changes

@@ -1,11 +1,13 @@
--- Are the updates small against the weights at the peak rate, while every gradient still points the same way?
--- Source: an update of a thousandth of the weights is usual (Karpathy 2015, CS231n notes). A gradient that agrees with
--- the one before says that the update changed nothing. Rates are compared near the run's own peak, so that neither the
--- ramp nor the cosine tail counts.
+-- Are the updates small against the weights, at the peak rate or far below the rate that the manifest declares?
+-- Source: an update of a thousandth of the weights is usual (Karpathy 2015, CS231n notes). Small updates alone are no
+-- fault, a ramp and a cosine tail have them too. So either they are made near the run's own peak rate while every
+-- gradient still agrees with the one before, which says that the updates change nothing; or the loop follows a plan of
+-- its own that lies far below the declared one. A rate that leaves the loop's own plan is schedule_not_followed.
 CREATE OR REPLACE MACRO learning_rate_too_low(
     ratio_threshold := 0.002, -- 1, median over matrices of |update| / |weight|; 0.007 at the reference peak
     cosine_threshold := 0.4, -- -1..1, median with the gradient before; 0.2 in healthy runs by step 100
     peak_share := 0.9, -- 1, share of the largest rate so far
+    plan_share := 0.2, -- 1, share of the declared rate
     window_rows := 25, -- steps at that rate
     least_step := 50 -- optimizer updates; healthy gradients agree for the first twenty steps
 ) AS TABLE
@@ -31,11 +33,62 @@ ratios AS (
     FROM update_ratio_by_step()
     GROUP BY run, step
 ),
-slow AS (
-    SELECT at_peak.run, window_step, at_peak.step, learning_rate, cosine, max(ratio) AS ratio
+agreeing AS (
+    SELECT
+        run, window_step, step, learning_rate,
+        format('near its peak; consecutive gradients have a median cosine of {:.2f}', cosine) AS reason
     FROM at_peak
-    JOIN ratios ON ratios.run = at_peak.run AND ratios.step BETWEEN window_step AND at_peak.step
     WHERE row_count = window_rows AND cosine > cosine_threshold
+),
+plans AS (
+    SELECT
+        run,
+        json_extract_string(planned_schedule, '$.kind') = 'linear warmup, constant' AS is_constant,
+        TRY_CAST(json_extract_string(planned_schedule, '$.peak') AS DOUBLE) AS peak,
+        TRY_CAST(json_extract_string(planned_schedule, '$.final') AS DOUBLE) AS final,
+        TRY_CAST(json_extract_string(planned_schedule, '$.warmup_steps') AS DOUBLE) AS warmup,
+        TRY_CAST(json_extract_string(planned_schedule, '$.total_steps') AS DOUBLE) AS total
+    FROM runs
+    WHERE json_extract_string(planned_schedule, '$.kind') IN ('linear warmup, cosine decay', 'linear warmup, constant')
+),
+declared AS (
+    SELECT
+        run, step, learning_rate, planned_learning_rate,
+        CASE
+            WHEN step < warmup THEN peak * (step + 1) / warmup
+            WHEN is_constant THEN peak
+            ELSE final + (peak - final) * (1 + cos(pi() * least(1, (step - warmup) / greatest(1, total - warmup)))) / 2
+        END AS declared_rate
+    FROM steps
+    JOIN plans USING (run)
+    WHERE rank = 0 AND isfinite(learning_rate) AND isfinite(planned_learning_rate)
+),
+compared AS (
+    SELECT
+        run, step, learning_rate, declared_rate,
+        learning_rate < plan_share * declared_rate
+            AND abs(learning_rate - planned_learning_rate) <= 0.01 * declared_rate AS is_below
+    FROM declared
+),
+stretches AS (
+    SELECT
+        run, step, learning_rate, declared_rate,
+        count(*) FILTER (WHERE is_below) OVER last_rows AS below_count,
+        min(step) OVER last_rows AS window_step
+    FROM compared
+    WINDOW last_rows AS (PARTITION BY run ORDER BY step ROWS BETWEEN window_rows - 1 PRECEDING AND CURRENT ROW)
+),
+below_plan AS (
+    SELECT
+        run, window_step, step, learning_rate,
+        format('where the manifest declares {:.3g}', declared_rate) AS reason
+    FROM stretches
+    WHERE below_count = window_rows AND window_step >= least_step
+),
+slow AS (
+    SELECT candidates.run, window_step, candidates.step, learning_rate, reason, max(ratio) AS ratio
+    FROM (FROM agreeing UNION ALL FROM below_plan) AS candidates
+    JOIN ratios ON ratios.run = candidates.run AND ratios.step BETWEEN window_step AND candidates.step
     GROUP BY ALL
     HAVING max(ratio) < any_value(ratio_threshold)
 )
@@ -47,9 +100,8 @@ SELECT
     arg_min(ratio, step) AS observed, -- 1, median over matrices, largest of the first such window
     any_value(CAST(ratio_threshold AS DOUBLE)) AS threshold, -- 1
     format(
-        'updates of {:.3g} of the weights at a learning rate of {:.3g}, near its peak; consecutive gradients have '
-        || 'a median cosine of {:.2f}', arg_min(ratio, step), arg_min(learning_rate, step), arg_min(cosine, step)
-    ) AS detail -- text
+        'updates of {:.3g} of the weights at a learning rate of {:.3g}, ', arg_min(ratio, step), arg_min(learning_rate, step)
+    ) || arg_min(reason, step) AS detail -- text
 FROM slow
 GROUP BY run
 ORDER BY run;
