@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test check benchmark dashboard clean
+.PHONY: demo test check benchmark calibrate dashboard clean
 
 demo: $(INSTALLED)
 	@$(PYTHON) -m experiments demo
@@ -21,6 +21,12 @@ check: $(TEST_INSTALLED)
 benchmark: $(TEST_INSTALLED)
 	$(PYTHON) -m benchmarks.step_time
 	$(PYTHON) -m benchmarks.recorder_overhead
+
+# Faults x severities x seeds, and docs/calibration.md: about 1.5 hours on two cores; continues where it was.
+calibrate: $(INSTALLED)
+	$(PYTHON) -m calibration run --part tuning
+	$(PYTHON) -m calibration run --part judged
+	$(PYTHON) -m calibration report
 
 # The committed reference page that a reader opens first.
 dashboard: $(INSTALLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,16 @@ class RunLog:
         except duckdb.Error as error:
             raise AnalyzerError(f"{sql}: {error}") from None
 
+    def until(self, step: int) -> RunLog:
+        """The log without rows of later steps. It takes over the connection: use it in place of this one.
+
+        Macros read the views that are there when they are called, so nothing else is made anew.
+        """
+        kept = {run: [s.stream.until(step) for s in self.streams if s.run == run] for run in self.paths}
+        loaded = create_table_views(self.connection, kept)
+        create_segments(self.connection, loaded)
+        return dataclasses.replace(self, streams=loaded)
+
     def has_rows(self, table: str) -> bool:
         """Any segment of any opened run has a row of this table."""
         return any(s.stream.rows.num_rows for s in self.streams if s.stream.table.name == table)
@@ -70,9 +81,10 @@ class RunLog:
         }
 
 
-def open_runs(paths: Sequence[Path]) -> RunLog:
+def open_runs(paths: Sequence[Path], until_step: int | None = None) -> RunLog:
     """The logs of one or more run directories, opened for queries.
 
+    until_step: show only the rows up to this step, as the log was while training; None shows all.
     Raises AnalyzerError for a missing or foreign directory and for a newer schema version.
     """
     run_paths = run_names(paths)
@@ -92,7 +104,8 @@ def open_runs(paths: Sequence[Path]) -> RunLog:
     for run, path in run_paths.items():
         warnings += missing_ranks(connection, run, path)
     load_queries(connection)
-    return RunLog(connection, run_paths, manifests, warnings, loaded)
+    run_log = RunLog(connection, run_paths, manifests, warnings, loaded)
+    return run_log if until_step is None else run_log.until(until_step)
 
 
 def run_names(paths: Sequence[Path]) -> dict[str, Path]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analyzer.errors import AnalyzerError
 from recorder.schema import LOG_DIRECTORY, SCHEMA_VERSION, VERSION_KEY, Table, parse_stream_name, table
@@ -32,6 +34,14 @@ class Stream:
         """Columns that the contract does not know: the user's own labels."""
         known = set(self.table.column_names())
         return tuple(name for name in self.rows.column_names if name not in known)
+
+    def until(self, step: int) -> Stream:
+        """The stream without its rows of later steps; a row or table that has no step stays."""
+        if "step" not in self.table.column_names():
+            return self
+        steps = self.rows.column("step")
+        is_kept = pc.or_kleene(pc.less_equal(steps, step), pc.is_null(steps))
+        return dataclasses.replace(self, rows=self.rows.filter(is_kept))
 
 
 def read_streams(run_directory: Path) -> tuple[Stream, ...]:

@@ -287,3 +287,30 @@ def test_a_full_run_opens_with_every_table(tmp_path: Path) -> None:
     """The synthetic healthy run fills all tables but micro_batches."""
     with open_runs([healthy_run(tmp_path / "a", steps=100)]) as run_log:
         assert [t.name for t in TABLES if not run_log.has_rows(t.name)] == ["micro_batches"]
+
+
+def test_a_log_can_be_opened_as_it_was_at_a_step(tmp_path: Path) -> None:
+    """Rows of later steps are gone from every table and from `segments`; what has no step stays."""
+    run = healthy_run(tmp_path / "run")
+    with open_runs([run], until_step=20) as run_log:
+        last_steps = {
+            table.name: run_log.query(f"SELECT max(step) AS step FROM {table.name}").to_pylist()[0]["step"]
+            for table in TABLES
+            if "step" in table.column_names() and run_log.has_rows(table.name)
+        }
+        segments = run_log.query("SELECT last_step FROM segments").to_pylist()
+        example_count = run_log.query("SELECT count(*) AS n FROM examples").to_pylist()[0]["n"]
+    assert last_steps["steps"] == 20
+    assert all(step is None or step <= 20 for step in last_steps.values())
+    assert segments == [{"last_step": 20}]
+    assert example_count > 0
+
+
+def test_a_prefix_can_be_taken_again_and_again(tmp_path: Path) -> None:
+    """Each prefix is one of the whole log; macros see the rows that are there when they are called."""
+    with open_runs([healthy_run(tmp_path / "run")]) as whole:
+        counts = [
+            whole.until(step).query("SELECT count(*) AS n FROM training_loss_by_step()").to_pylist()[0]["n"]
+            for step in (30, 5, 12)
+        ]
+    assert counts == [31, 6, 13]
