@@ -123,12 +123,14 @@
     const form = document.getElementById("step-form");
     const first = document.getElementById("first-step");
     const last = document.getElementById("last-step");
+    const whole = document.getElementById("all-steps");
     const show = (start, end) =>
       steps.setv({ start: Math.max(all.start, Math.min(start, end)), end: Math.min(all.end, Math.max(start, end)) });
     const [recordedFirst, recordedLast] = steps.tags;
     const report = () => {
       first.value = String(Math.max(recordedFirst, Math.ceil(steps.start)));
       last.value = String(Math.min(recordedLast, Math.floor(steps.end)));
+      whole.disabled = steps.start === all.start && steps.end === all.end;
     };
     steps.change.connect(report);
     report();
@@ -139,7 +141,7 @@
         show(Number(first.value) - 0.5, Number(last.value) + 0.5);
       }
     });
-    document.getElementById("all-steps").addEventListener("click", () => steps.setv(all));
+    whole.addEventListener("click", () => steps.setv(all));
     for (const link of document.querySelectorAll("a[data-first-step]")) {
       link.addEventListener("click", () => {
         const from = Number(link.dataset.firstStep);

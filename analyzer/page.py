@@ -74,31 +74,32 @@ def navigation(panels: Iterable[Panel]) -> str:
 
 
 def panel(panel: Panel, charts: Sequence[DrawnChart]) -> str:
-    """A section with heading, question and charts; wide when it is the first or has two charts."""
-    wide = " wide" if panel.number == 1 or len(charts) > 1 else ""
-    two = " two" if len(charts) > 1 else ""
+    """A section with heading, question and charts; several charts have a title each."""
+    wide = " wide" if panel.is_wide else ""
+    several = " several" if len(charts) > 1 else ""
     body = "\n".join(chart(drawn, titled=len(charts) > 1) for drawn in charts)
     heading = f'{panel.number}. {text(panel.title)} <span class="question">{text(panel.question)}</span>'
     anchor = panel.anchor
     return (
         f'<section class="panel{wide}" id="{anchor}" aria-labelledby="{anchor}-title" tabindex="-1">'
-        f'<h2 id="{anchor}-title">{heading}</h2><div class="charts{two}">\n{body}\n</div></section>'
+        f'<h2 id="{anchor}-title">{heading}</h2><div class="charts{several}">\n{body}\n</div></section>'
     )
 
 
 def chart(drawn: DrawnChart, titled: bool) -> str:
     """Summary, legend and the element that the plot goes into; or what was not recorded, in its place."""
     name, title = drawn.chart.name, drawn.chart.title
+    opening = f'<div class="chart" id="{drawn.chart.anchor}" tabindex="-1">'
     heading = f"<h3>{text(title)}</h3>" if titled else ""
     missing = [f"not recorded: {column}" for column in drawn.missing]
     if drawn.drawing is None:
         lines = "<br>".join(text(line) for line in missing)
-        return f'<div class="chart" id="chart-{name}">{heading}<p class="unrecorded">{lines}</p></div>'
+        return f'{opening}{heading}<p class="unrecorded">{lines}</p></div>'
     drawing = drawn.drawing
     queries = ", ".join(f"<code>{text(query)}</code>" for query in drawn.chart.queries(blind=True))
     notes = " · ".join([*(text(note) for note in (*missing, *drawing.notes)), f"From {queries}."])
     return (
-        f'<div class="chart" id="chart-{name}">{heading}'
+        f"{opening}{heading}"
         f'<p class="summary" id="summary-{name}">{text(drawing.summary)}</p>'
         f"{legend(name, drawing.legend)}"
         f'<div class="plot" id="{ELEMENT_PREFIX}{name}" role="img" aria-label="{text(title)}"'

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from analyzer.charts.attention import draw_attention_entropy, draw_later_keys
 from analyzer.charts.frame import Context, Drawing
 from analyzer.charts.labels import draw_label_losses, draw_loss_map
 from analyzer.charts.layers import (
@@ -44,6 +45,11 @@ class Chart:
     events: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
 
+    @property
+    def anchor(self) -> str:
+        """Its address within the page."""
+        return f"chart-{self.name}"
+
     def queries(self, blind: bool = False) -> tuple[str, ...]:
         """Names of all queries that the chart draws, each once."""
         names = [source.query for source in self.sources] + list(self.events)
@@ -77,11 +83,19 @@ class Panel:
     title: str
     question: str
     charts: tuple[Chart, ...]
+    is_wide: bool = True  # across the page, else half of it
 
     @property
     def anchor(self) -> str:
         """Its address within the page."""
         return f"panel-{self.number}"
+
+    def anchor_of(self, needs: Sequence[str]) -> str:
+        """The address of the first chart that draws one of the needed columns; the panel's when none does."""
+        for chart in self.charts[1:]:  # the first one is where the panel begins
+            if any(source.recorded_as in needs for source in chart.sources):
+                return chart.anchor
+        return self.anchor
 
     def queries(self) -> tuple[str, ...]:
         """Names of all queries of its charts, each once."""
@@ -127,6 +141,7 @@ PANELS = (
                 events=("resumes",),
             ),
         ),
+        is_wide=False,
     ),
     Panel(
         3,
@@ -145,17 +160,35 @@ PANELS = (
                 findings=("gradient_norm_spikes",),
             ),
         ),
+        is_wide=False,
     ),
     Panel(
         4,
-        "Activations",
-        "Does the signal keep its size through the layers and over time?",
+        "Activations and attention",
+        "Does the signal keep its size through the layers, and what does each head look at?",
         (
             Chart(
                 "activations",
                 "Mean absolute activation by module",
                 (Source("activation_by_layer", "mean_abs", "tensors.mean_abs (activation)"),),
                 draw_activations,
+            ),
+            Chart(
+                "later-keys",
+                "Attention on later keys",
+                (
+                    Source("attention_by_step", "future_mass", "attention.future_mass"),
+                    Source(
+                        "attention_by_step", "future_mass_beyond_next", "attention.future_mass_beyond_next"
+                    ),
+                ),
+                draw_later_keys,
+            ),
+            Chart(
+                "attention-entropy",
+                "Attention entropy",
+                (Source("attention_by_step", "entropy", "attention.entropy"),),
+                draw_attention_entropy,
             ),
         ),
     ),

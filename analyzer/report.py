@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from string import Template
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,34 +14,16 @@ from analyzer import page, verdicts
 from analyzer.charts.bokeh_models import BokehModel
 from analyzer.charts.frame import Context, step_range
 from analyzer.diagnoses import Assessment
+from analyzer.diagnosis_report import spike_rows
 from analyzer.embedding import bokeh_script, plots_json
 from analyzer.panels import PANELS, Chart, DrawnChart, Panel
-from recorder.manifest import Manifest
+from analyzer.run_log import RunLog
 
 VIEWS = ("reference_losses",)
 """Names that are views, not macros, and so take no parentheses."""
 
 
-class QueriedLog(Protocol):
-    """What a page needs of an opened run: ``analyzer.run_log.RunLog``, or the same in a test."""
-
-    @property
-    def manifests(self) -> Mapping[str, Manifest]:
-        """Run name to manifest."""
-
-    @property
-    def paths(self) -> Mapping[str, Path]:
-        """Run name to run directory."""
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the reader had to say: cut tails, empty logs."""
-
-    def query(self, sql: str) -> pa.Table:
-        """The result of one SELECT."""
-
-
-def render(run_log: QueriedLog, assessments: Sequence[Assessment], blind: bool = False) -> str:
+def render(run_log: RunLog, assessments: Sequence[Assessment], blind: bool = False) -> str:
     """The page of the first opened run. The same log and the same versions give the same bytes.
 
     blind: leave out verdicts, marks that judge, the run's name and its configuration.
@@ -58,9 +39,7 @@ def render(run_log: QueriedLog, assessments: Sequence[Assessment], blind: bool =
         title=page.text("Blind reading" if blind else f"{name} · training run"),
         style=template("page.css") + page.ink_styles(),
         header=page.header(name, run, manifest, warnings, blind),
-        verdicts=verdicts.blind_verdict()
-        if blind
-        else verdicts.verdict_section(run_log.paths[name], assessments),
+        verdicts=verdicts.blind_verdict() if blind else _verdicts(run_log, name, assessments),
         navigation=page.navigation(PANELS),
         panels="\n".join(page.panel(panel, charts) for panel, charts in drawn.items()),
         configuration="" if blind else page.configuration(manifest),
@@ -70,12 +49,17 @@ def render(run_log: QueriedLog, assessments: Sequence[Assessment], blind: bool =
     )
 
 
+def _verdicts(run_log: RunLog, name: str, assessments: Sequence[Assessment]) -> str:
+    spikes = spike_rows(run_log, name, assessments)
+    return verdicts.verdict_section(run_log.paths[name], assessments, spikes)
+
+
 def template(name: str) -> str:
     """A file that lies beside this module."""
     return (files("analyzer") / name).read_text(encoding="utf-8")
 
 
-def run_queries(run_log: QueriedLog, blind: bool) -> dict[str, pa.Table]:
+def run_queries(run_log: RunLog, blind: bool) -> dict[str, pa.Table]:
     """Every query of every panel by name, each run once."""
     names = dict.fromkeys(name for panel in PANELS for chart in panel.charts for name in chart.queries(blind))
     return {name: run_log.query(f"FROM {name}" if name in VIEWS else f"FROM {name}()") for name in names}

@@ -1,8 +1,9 @@
 """A user's SQL, run in a child process that can read the opened runs and nothing else.
 
-The child opens the log, then forbids files, extensions and settings, and runs one read-only statement under
-a limit on its data and a timer. DuckDB's own memory limit does not bound list and string functions, so the
-operating system's does. The answer is one JSON line, then the result as an Arrow stream, on a pipe.
+The child opens the log, then forbids files, extensions and settings, and runs the SQL under a limit on its
+data and a timer: one read-only statement here, rules in ``analyzer.diagnoses.user_rules``. DuckDB's own
+memory limit does not bound list and string functions, so the operating system's does. The answer is one
+JSON line, then the result as an Arrow stream where there is one, on a pipe.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -24,7 +27,8 @@ from analyzer.errors import AnalyzerError
 from analyzer.run_log import open_runs
 
 TIMEOUT_SECONDS = 60.0
-"""A person waits no longer; the whole query library takes a quarter of a second on a 2000-step run."""
+"""A person waits no longer, for a query or for all rules of a directory; the whole query library takes a
+quarter of a second on a 2000-step run."""
 
 DATA_LIMIT_BYTES = 4 * 2**30
 """Private memory of the child: RLIMIT_DATA, since an address-space limit would count the mapped log too."""
@@ -35,6 +39,8 @@ ENGINE_SHARE = 0.5
 KILL_GRACE_SECONDS = 5.0
 """Between the interrupt of the child's timer and its end by the parent."""
 
+INTERRUPT_SECONDS = 0.02
+
 READ_ONLY_STATEMENTS = (
     duckdb.StatementType.SELECT,  # FROM, WITH, VALUES, DESCRIBE, SUMMARIZE and SHOW are of this type too
     duckdb.StatementType.EXPLAIN,
@@ -43,13 +49,14 @@ READ_ONLY_STATEMENTS = (
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the child is asked to do."""
+class Limits:
+    """What a child may take."""
 
-    paths: tuple[str, ...]
-    sql: str
-    timeout_seconds: float
-    data_limit_bytes: int
+    timeout_seconds: float = TIMEOUT_SECONDS
+    data_limit_bytes: int = DATA_LIMIT_BYTES
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -60,20 +67,33 @@ class QueryResult:
     warnings: tuple[str, ...]
 
 
-def run_query(
-    paths: Sequence[Path],
-    sql: str,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-    data_limit_bytes: int = DATA_LIMIT_BYTES,
-) -> QueryResult:
+Json = dict[str, Any]
+Answer = tuple[Json, pa.Table | None]
+
+
+def run_query(paths: Sequence[Path], sql: str, limits: Limits = LIMITS) -> QueryResult:
     """The result of one read-only statement over the opened runs.
 
     Raises AnalyzerError with the engine's message and position, for a statement that is not read-only, and
     when the query took too long or too much memory.
     """
-    request = Request(tuple(str(path) for path in paths), sql, timeout_seconds, data_limit_bytes)
+    request = {"paths": [str(path) for path in paths], "sql": sql}
+    header, stream = ask("analyzer.sandbox", request, limits, "query")
+    try:
+        table = pa.ipc.open_stream(stream).read_all()
+    except pa.ArrowException:
+        raise AnalyzerError(memory_message("query", limits)) from None
+    return QueryResult(table, tuple(header["warnings"]))
+
+
+def ask(module: str, request: Mapping[str, Any], limits: Limits, what: str) -> tuple[Json, bytes]:
+    """(header, stream) that a module, run as a child process, answers to a request.
+
+    what: names the work in messages, as in "query stopped".
+    Raises AnalyzerError with the child's message, and when it took too long or died.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "analyzer.sandbox"],
+        [sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,16 +101,21 @@ def run_query(
     )
     try:
         answer, complaint = child.communicate(
-            json.dumps(asdict(request)).encode(), timeout=timeout_seconds + KILL_GRACE_SECONDS
+            json.dumps({"limits": asdict(limits), "request": request}).encode(),
+            timeout=limits.timeout_seconds + KILL_GRACE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise AnalyzerError(_timeout_message(timeout_seconds)) from None
+        raise AnalyzerError(timeout_message(what, limits)) from None
     finally:
         child.kill()  # nothing is left of it after a timeout or Ctrl-C
         child.wait()
     if b"\n" not in answer:
-        raise AnalyzerError(_death_message(complaint.decode(errors="replace"), data_limit_bytes))
-    return _parsed_answer(answer, data_limit_bytes)
+        raise AnalyzerError(_death_message(complaint.decode(errors="replace"), what, limits))
+    head, _, stream = answer.partition(b"\n")
+    header: Json = json.loads(head)
+    if header["error"] is not None:
+        raise AnalyzerError(header["error"])
+    return header, stream
 
 
 def _child_environment() -> dict[str, str]:
@@ -100,67 +125,112 @@ def _child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package_parent, inherited)))}
 
 
-def _parsed_answer(answer: bytes, data_limit_bytes: int) -> QueryResult:
-    head, _, stream = answer.partition(b"\n")
-    header = json.loads(head)
-    if header["error"] is not None:
-        raise AnalyzerError(header["error"])
-    try:
-        table = pa.ipc.open_stream(stream).read_all()
-    except pa.ArrowException:
-        raise AnalyzerError(_memory_message(data_limit_bytes)) from None
-    return QueryResult(table, tuple(header["warnings"]))
+def timeout_message(what: str, limits: Limits) -> str:
+    """What is said of work that took too long."""
+    return (
+        f"{what} stopped after {limits.timeout_seconds:g} s: narrow it, or allow more with --timeout SECONDS"
+    )
 
 
-def _timeout_message(seconds: float) -> str:
-    return f"query stopped after {seconds:g} s: narrow it, or allow more with --timeout SECONDS"
+def memory_message(what: str, limits: Limits) -> str:
+    """What is said of work that took too much memory."""
+    gibibytes = limits.data_limit_bytes / 2**30
+    return f"{what} stopped: it needs more than {gibibytes:.3g} GiB of memory: narrow it"
 
 
-def _memory_message(data_limit_bytes: int) -> str:
-    return f"query stopped: it needs more than {data_limit_bytes / 2**30:.3g} GiB of memory: narrow it"
-
-
-def _death_message(complaint: str, data_limit_bytes: int) -> str:
+def _death_message(complaint: str, what: str, limits: Limits) -> str:
     """Why a child ended without an answer: a failed allocation kills it silently or from within C++."""
     lines = complaint.strip().splitlines()
     if not lines or "bad_alloc" in complaint or "MemoryError" in complaint:
-        return _memory_message(data_limit_bytes)
-    return f"query process failed: {lines[-1]}"
+        return memory_message(what, limits)
+    return f"{what} process failed: {lines[-1]}"
 
 
-def main() -> int:
-    """Exit code of the child: 0 when it could answer. Reads a request from stdin, answers on stdout."""
-    request = Request(**json.load(sys.stdin))
+def serve(answer: Callable[[Json, Limits], Answer], what: str) -> int:
+    """The child's side: reads a request from stdin, answers on stdout within its limits. Exit code 0."""
+    asked = json.load(sys.stdin)
+    limits = Limits(**asked["limits"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (request.data_limit_bytes, request.data_limit_bytes))
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.data_limit_bytes, limits.data_limit_bytes))
     try:
-        table, warnings = _answer(request)
-        _write_answer({"error": None, "warnings": warnings}, table)
+        header, table = answer(asked["request"], limits)
+        _write_answer({"error": None, **header}, table)
     except AnalyzerError as error:
-        _write_answer({"error": str(error), "warnings": []}, None)
+        _write_answer({"error": str(error)}, None)
     except MemoryError:
-        _write_answer({"error": _memory_message(request.data_limit_bytes), "warnings": []}, None)
+        _write_answer({"error": memory_message(what, limits)}, None)
     return 0
 
 
-def _answer(request: Request) -> tuple[pa.Table, list[str]]:
-    with open_runs([Path(path) for path in request.paths]) as run_log:
+def _write_answer(header: Mapping[str, object], table: pa.Table | None) -> None:
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
+    if table is not None:
+        with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
+            writer.write_table(table)
+    sys.stdout.buffer.flush()
+
+
+def lock_down(connection: duckdb.DuckDBPyConnection, limits: Limits) -> None:
+    """No files, no network, no extensions, no spilling to disk, and no way back."""
+    engine_bytes = int(limits.data_limit_bytes * ENGINE_SHARE)
+    connection.execute(f"SET memory_limit = '{engine_bytes // 2**20}MiB'")
+    connection.execute("SET temp_directory = ''")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+@contextmanager
+def bounded(
+    connection: duckdb.DuckDBPyConnection, limits: Limits, what: str, spent_seconds: float = 0.0
+) -> Iterator[None]:
+    """Interrupts the engine when the time is over; errors of the engine leave as AnalyzerError.
+
+    spent_seconds: of the time that the limits allow, what earlier work has taken.
+    """
+    remaining = limits.timeout_seconds - spent_seconds
+    if remaining <= 0:
+        raise AnalyzerError(timeout_message(what, limits))
+    expired, done = threading.Event(), threading.Event()
+
+    def interrupt_when_late() -> None:
+        if not done.wait(remaining):
+            expired.set()
+            connection.interrupt()
+        # An interrupt between two statements is lost: ask until the work has ended.
+        while not done.wait(INTERRUPT_SECONDS):
+            connection.interrupt()
+
+    watch = threading.Thread(target=interrupt_when_late, daemon=True)
+    watch.start()
+    try:
+        yield
+    except (duckdb.Error, AnalyzerError) as error:
+        if expired.is_set():
+            raise AnalyzerError(timeout_message(what, limits)) from None
+        if _is_out_of_memory(error):
+            raise AnalyzerError(memory_message(what, limits)) from None
+        raise AnalyzerError(str(error)) from None
+    finally:
+        done.set()
+        watch.join()
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """The error, or what it was made of: ``RunLog.query`` puts the engine's into one of ours."""
+    while error is not None and not isinstance(error, duckdb.OutOfMemoryException):
+        error = error.__context__
+    return error is not None
+
+
+def _answer(request: Json, limits: Limits) -> Answer:
+    """Rows of the request's statement, and the reader's warnings."""
+    with open_runs([Path(path) for path in request["paths"]]) as run_log:
         connection = run_log.connection
-        _check_read_only(connection, request.sql)
-        _lock_down(connection, request.data_limit_bytes)
-        timer = threading.Timer(request.timeout_seconds, connection.interrupt)
-        timer.daemon = True
-        timer.start()
-        try:
-            return _relation(connection, request.sql).to_arrow_table(), run_log.warnings
-        except duckdb.InterruptException:
-            raise AnalyzerError(_timeout_message(request.timeout_seconds)) from None
-        except duckdb.OutOfMemoryException:
-            raise AnalyzerError(_memory_message(request.data_limit_bytes)) from None
-        except duckdb.Error as error:
-            raise AnalyzerError(str(error)) from None
-        finally:
-            timer.cancel()
+        _check_read_only(connection, request["sql"])
+        lock_down(connection, limits)
+        with bounded(connection, limits, "query"):
+            table = _relation(connection, request["sql"]).to_arrow_table()
+        return {"warnings": run_log.warnings}, table
 
 
 def _relation(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyRelation:
@@ -187,22 +257,5 @@ def _check_read_only(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
         )
 
 
-def _lock_down(connection: duckdb.DuckDBPyConnection, data_limit_bytes: int) -> None:
-    """No files, no network, no extensions, no spilling to disk, and no way back."""
-    engine_bytes = int(data_limit_bytes * ENGINE_SHARE)
-    connection.execute(f"SET memory_limit = '{engine_bytes // 2**20}MiB'")
-    connection.execute("SET temp_directory = ''")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-
-
-def _write_answer(header: dict[str, object], table: pa.Table | None) -> None:
-    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
-    if table is not None:
-        with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
-            writer.write_table(table)
-    sys.stdout.buffer.flush()
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve(_answer, "query"))

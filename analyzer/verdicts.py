@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from analyzer.charts.frame import number
-from analyzer.diagnoses import Assessment, Finding, causes, symptoms
+from analyzer.diagnoses import Assessment, Diagnosis, Finding, cause_title, causes, symptoms
+from analyzer.diagnosis_report import SHOWN_FINDINGS, SHOWN_SIGNALS, SHOWN_SPIKES, SPIKE_RULES, command
 from analyzer.page import text
 from analyzer.panels import PANELS
 
-OUTCOME_WORDS = {"fired": "fired", "clear": "clear", "not_evaluated": "not evaluated"}
 SEVERITY_WORDS = {
     "S1": "anomaly without measured harm",
     "S2": "worse on held-out data",
     "S3": "the result is invalid",
     "S4": "diverged or not finite",
 }
-FINDING_COLUMNS = ("Where", "Observed", "Threshold", "Detail", "Evidence")
-MOST_FINDINGS = 6
-"""Rows shown for one cause; the query has all of them."""
+FINDING_COLUMNS = ("Since", "Where", "Observed", "Threshold", "Evidence", "Shown in")
+SPIKE_COLUMNS = ("Spike", "Batch", "Recovered", "Moved, in order", "Hardest training examples near it")
+MOST_OPEN_CHECKS = 8
+"""Checks that were not evaluated are folded when there are more, so that the panels stay near."""
 
 
 def blind_verdict() -> str:
@@ -29,11 +31,16 @@ def blind_verdict() -> str:
     return f'<section id="verdict" aria-labelledby="headline">{heading}</section>'
 
 
-def verdict_section(path: Path, assessments: Sequence[Assessment]) -> str:
-    """Headline, causes with their findings, and the table of checks."""
+def verdict_section(
+    path: Path, assessments: Sequence[Assessment], spike_rows: Sequence[dict[str, Any]]
+) -> str:
+    """Headline, causes with their findings, and the table of checks.
+
+    spike_rows: of ``signal_order_at_spikes()``, told with the causes that are loss spikes or explain one.
+    """
     found = causes(assessments)
-    tone = "fired" if found else "clear" if _count(assessments, "clear") else "blind"
-    articles = "\n".join(cause(path, one, assessments) for one in found)
+    tone = "fired" if found else "clear" if _with_outcome(assessments, "clear") else "blind"
+    articles = "\n".join(cause(path, one, assessments, spike_rows) for one in found)
     return (
         f'<section id="verdict" aria-labelledby="headline">'
         f'<h2 id="headline" class="headline {tone}">{text(headline(assessments))}</h2>\n'
@@ -47,98 +54,198 @@ def headline(assessments: Sequence[Assessment]) -> str:
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        since = first.findings[0].first_step
-        words = "" if since is None else f", since step {since}"
-        return f"{first.diagnosis.title} \N{EN DASH} {first.diagnosis.evidence}{words}{more}"
-    evaluated = _count(assessments, "clear")
-    skipped = _count(assessments, "not_evaluated")
+        # An unexplained anomaly says in its title what kind of evidence it is.
+        evidence = "" if first.diagnosis.evidence == "anomaly" else f" \N{EN DASH} {first.diagnosis.evidence}"
+        return f"{cause_title(first)}{evidence}{_since(first)}{more}"
+    evaluated = len(_with_outcome(assessments, "clear"))
+    skipped = len(_with_outcome(assessments, "not_evaluated"))
     if not evaluated:
         return "Nothing could be checked" if skipped else "No check was run"
     tail = f"; {skipped} could not be evaluated" if skipped else ""
     return f"No finding in {evaluated} check{'s' if evaluated > 1 else ''}{tail}"
 
 
-def _count(assessments: Sequence[Assessment], outcome: str) -> int:
-    return sum(one.outcome == outcome for one in assessments)
+def _with_outcome(assessments: Iterable[Assessment], outcome: str) -> list[Assessment]:
+    return [one for one in assessments if one.outcome == outcome]
 
 
-def cause(path: Path, assessment: Assessment, assessments: Sequence[Assessment]) -> str:
+def _since(assessment: Assessment) -> str:
+    """The earliest step of the findings in words; nothing when they concern the whole run."""
+    steps = [finding.first_step for finding in assessment.findings if finding.first_step is not None]
+    return f", since step {min(steps)}" if steps else ""
+
+
+def cause(
+    path: Path,
+    assessment: Assessment,
+    assessments: Sequence[Assessment],
+    spike_rows: Sequence[dict[str, Any]],
+) -> str:
     """One cause: its findings, what it means and explains, the remedy, and the query that shows it again."""
     diagnosis = assessment.diagnosis
-    explained = ", ".join(one.diagnosis.title for one in symptoms(assessment, assessments))
-    command = f'analyzer sql {shlex.quote(str(path))} "FROM {diagnosis.name}()"'
+    explained = symptoms(assessment, assessments)
     facts = {
-        "Meaning": text(diagnosis.meaning),
-        "Explains": text(explained),
+        "Means": text(diagnosis.meaning),
         "Remedy": text(diagnosis.remedy),
-        "Reproduce": f"<code>{text(command)}</code>",
+        "Explains": "; ".join(_symptom(one) for one in explained),
+        "Source": text(diagnosis.source),
+        "Query": f"<code>{text(command(path, diagnosis.name))}</code>",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{words}</dd>" for name, words in facts.items() if words)
+    told = {diagnosis.name, *(one.diagnosis.name for one in explained)} & SPIKE_RULES
     return (
         f'<article class="finding" id="finding-{text(diagnosis.name)}">'
-        f'<h3>{text(diagnosis.title)} <span class="tag">{text(diagnosis.evidence)}</span>'
+        f'<h3>{text(cause_title(assessment))} <span class="tag">{text(diagnosis.evidence)}</span>'
         f' <span class="tag">{diagnosis.severity}: {SEVERITY_WORDS[diagnosis.severity]}</span></h3>'
-        f"{findings_table(assessment.findings)}<dl>{rows}</dl></article>"
+        f"{findings_table(diagnosis, assessment.findings)}{spikes_table(spike_rows) if told else ''}"
+        f"<dl>{rows}</dl></article>"
     )
 
 
-def findings_table(findings: Sequence[Finding]) -> str:
-    """Where, what was observed against which threshold, and a link to the panel at those steps."""
-    rows = "".join(_finding_row(finding) for finding in findings[:MOST_FINDINGS])
-    more = len(findings) - MOST_FINDINGS
-    tail = (
-        f'<tr><td colspan="5">and {more} more; the query below has all of them</td></tr>' if more > 0 else ""
+def _symptom(symptom: Assessment) -> str:
+    """A symptom as a link to its first finding, and since when it is there."""
+    title = text(symptom.diagnosis.title)
+    return f"{panel_link(symptom.diagnosis, symptom.findings[0], title)}{_since(symptom)}"
+
+
+def findings_table(diagnosis: Diagnosis, findings: Sequence[Finding]) -> str:
+    """Since when, where, what was observed against which threshold, and a link to its chart and steps."""
+    rows = [_finding_cells(diagnosis, finding) for finding in findings[:SHOWN_FINDINGS]]
+    more = len(findings) - SHOWN_FINDINGS
+    tail = f'<p class="more">{more} more of the same; the query has all of them.</p>' if more > 0 else ""
+    return labelled_table("findings", FINDING_COLUMNS, rows) + tail
+
+
+def labelled_table(kind: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of HTML cells that carry the name of their column, for screens too narrow for a head.
+
+    A first column named Check is the heading of its row.
+    """
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    body = "".join(f"<tr>{_labelled_cells(columns, row)}</tr>" for row in rows)
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="scroll"><table class="stacked {kind}">{table}</table></div>'
+
+
+def _labelled_cells(columns: Sequence[str], cells: Sequence[str]) -> str:
+    return "".join(
+        f'<th scope="row">{cell}</th>'
+        if column == "Check"
+        else f'<td data-label="{column}"><div>{cell}</div></td>'
+        for column, cell in zip(columns, cells, strict=True)
     )
-    head = "".join(f'<th scope="col">{column}</th>' for column in FINDING_COLUMNS)
-    table = f"<thead><tr>{head}</tr></thead><tbody>{rows}{tail}</tbody>"
-    return f'<div class="scroll"><table class="findings">{table}</table></div>'
 
 
-def _finding_row(finding: Finding) -> str:
-    cells = (finding.subject, _number(finding.observed), _number(finding.threshold), finding.detail)
-    html = [*(text(cell) for cell in cells), panel_link(finding)]
-    labelled = zip(FINDING_COLUMNS, html, strict=True)
-    columns = (f'<td data-label="{label}"><span>{cell}</span></td>' for label, cell in labelled)
-    return f"<tr>{''.join(columns)}</tr>"
+def _finding_cells(diagnosis: Diagnosis, finding: Finding) -> tuple[str, ...]:
+    return (
+        _step_words(finding),
+        text(finding.subject),
+        _number(finding.observed),
+        _number(finding.threshold),
+        text(finding.detail),
+        panel_link(diagnosis, finding, f"Panel {finding.panel}"),
+    )
+
+
+def _step_words(finding: Finding) -> str:
+    first, last = finding.first_step, finding.last_step
+    if first is None:
+        return "the whole run"
+    return f"step {first}" if last in (None, first) else f"step {first} to {last}"
 
 
 def _number(value: float | None) -> str:
     return "not measured" if value is None else number(value)
 
 
-def panel_link(finding: Finding) -> str:
-    """A link that goes to the panel; the page's script also zooms all step axes to the finding."""
+def panel_link(diagnosis: Diagnosis, finding: Finding, words: str) -> str:
+    """A link that goes to the finding's chart; the page's script also zooms all step axes to its steps."""
     panel = next(panel for panel in PANELS if panel.number == finding.panel)
+    anchor = panel.anchor_of(diagnosis.requires)
     first, last = finding.first_step, finding.last_step
-    if first is None:
-        return f'<a href="#{panel.anchor}">Panel {panel.number}</a>'
-    last = first if last is None else last
-    words = f"step {first}" if first == last else f"steps {first} to {last}"
+    return step_link(anchor, first, first if last is None else last, words)
+
+
+def step_link(anchor: str, first_step: int | None, last_step: int | None, words: str) -> str:
+    """A link within the page, with the steps that the script shows on following it."""
+    steps = "" if first_step is None else f' data-first-step="{first_step}" data-last-step="{last_step}"'
+    return f'<a href="#{anchor}"{steps}>{words}</a>'
+
+
+def spikes_table(spike_rows: Sequence[dict[str, Any]]) -> str:
+    """The first loss spikes: batch, recovery, signals in the order in which they moved, hardest examples."""
+    spikes = [list(signals) for _, signals in groupby(spike_rows, key=lambda row: row["step"])]
+    if not spikes:
+        return ""
+    more = len(spikes) - SHOWN_SPIKES
+    tail = f'<p class="more">{more} more spikes: FROM signal_order_at_spikes().</p>' if more > 0 else ""
+    return labelled_table("spikes", SPIKE_COLUMNS, map(_spike_cells, spikes[:SHOWN_SPIKES])) + tail
+
+
+def _spike_cells(signals: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    first = signals[0]
+    step, back = first["step"], first["recovered_step"]
+    moved = [row for row in signals if row["signal"] is not None]
+    shown_from = min([step, *(row["moved_step"] for row in moved)])
+    listed = "".join(f"<li>{text(_signal_words(row))}</li>" for row in moved[:SHOWN_SIGNALS])
     return (
-        f'<a href="#{panel.anchor}" data-first-step="{first}" data-last-step="{last}">'
-        f"Panel {panel.number}, {words}</a>"
+        step_link(PANELS[0].anchor, shown_from, step if back is None else back, f"step {step}"),
+        "not recorded" if first["batch_hash"] is None else f"<code>{first['batch_hash']:x}</code>",
+        "never" if back is None else f"step {back}",
+        f"<ol>{listed}</ol>" if listed else "no signal left its baseline before",
+        text(first["worst_examples"] or "not recorded"),
     )
+
+
+def _signal_words(row: dict[str, Any]) -> str:
+    change = f"{number(row['baseline_value'])} to {number(row['moved_value'])}"
+    return f"step {row['moved_step']}: {row['signal']} {row['subject']}, {change}"
 
 
 def checks(assessments: Sequence[Assessment]) -> str:
-    """What every check came to, and what those that could not be evaluated lack."""
+    """What every check came to: causes with their symptoms, what could not be evaluated, what is clear."""
     if not assessments:
         return ""
-    found = causes(assessments)
-    rows = "".join(_check_row(one, one in found) for one in assessments)
-    head = '<th scope="col">Check</th><th scope="col">Outcome</th><th scope="col">Question</th>'
+    fired = fired_rows(assessments)
+    skipped, clear = (_with_outcome(assessments, outcome) for outcome in ("not_evaluated", "clear"))
+    missing = [(_title(one), text(", ".join(one.missing)), _question(one)) for one in skipped]
     return (
-        f'<details class="checks" open><summary>{len(assessments)} checks</summary><div class="scroll">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f'<div class="checks"><h3>{len(assessments)} check{"s" if len(assessments) > 1 else ""}</h3>'
+        + (labelled_table("outcomes", ("Check", "Outcome", "Question"), fired) if fired else "")
+        + folded("not evaluated", ("Check", "Missing", "Question"), missing, len(missing) <= MOST_OPEN_CHECKS)
+        + folded("clear", ("Check", "Question"), [(_title(one), _question(one)) for one in clear], False)
+        + "</div>"
     )
 
 
-def _check_row(assessment: Assessment, is_cause: bool) -> str:
-    explained = assessment.outcome == "fired" and not is_cause
-    outcome = OUTCOME_WORDS[assessment.outcome] + (", explained above" if explained else "")
-    missing = f" Missing: {', '.join(assessment.missing)}." if assessment.missing else ""
+def fired_rows(assessments: Sequence[Assessment]) -> list[tuple[str, str, str]]:
+    """Each cause, and under it the symptoms that no cause before it has explained."""
+    rows, told = [], set()
+    for one in causes(assessments):
+        link = f'<a href="#finding-{text(one.diagnosis.name)}">fired</a>'
+        rows.append((_title(one), link, _question(one)))
+        new = [s for s in symptoms(one, assessments) if s.diagnosis.name not in told]
+        told |= {symptom.diagnosis.name for symptom in new}
+        rows += [
+            (f'<span class="symptom">{_title(s)}</span>', "symptom of the above", _question(s)) for s in new
+        ]
+    return rows
+
+
+def _title(assessment: Assessment) -> str:
+    return text(assessment.diagnosis.title)
+
+
+def _question(assessment: Assessment) -> str:
+    return text(assessment.diagnosis.question)
+
+
+def folded(words: str, columns: Sequence[str], rows: Sequence[Sequence[str]], is_open: bool) -> str:
+    """A table behind a line with the number of its rows; nothing without rows. Opens without a script."""
+    if not rows:
+        return ""
+    tone = words.replace(" ", "_")
+    summary = f'<summary><span class="outcome {tone}">{len(rows)} {words}</span></summary>'
     return (
-        f'<tr><th scope="row">{text(assessment.diagnosis.title)}</th>'
-        f'<td><span class="outcome {assessment.outcome}">{outcome}</span></td>'
-        f"<td>{text(assessment.diagnosis.question + missing)}</td></tr>"
+        f"<details{' open' if is_open else ''}>{summary}{labelled_table('outcomes', columns, rows)}</details>"
     )

@@ -31,6 +31,7 @@ from page_reading import (
 from synthetic import MANIFEST, healthy_tables, write_run
 
 from analyzer.diagnoses import assess
+from analyzer.panels import PANELS
 from analyzer.report import render
 from analyzer.run_log import open_runs
 
@@ -45,17 +46,22 @@ ARGUMENTS = [
 ]
 FIRST_NAN_STEP = 210
 STEPS = 300
+MASK_LOST_STEP = 120
+SPIKE_STEP = 150
 STEP_CHARTS = (
     "loss",
     "learning-rate",
     "gradient-norm",
     "activations",
+    "later-keys",
+    "attention-entropy",
     "spectral-norms",
     "dead-units",
     "gradient-ratios",
     "label-losses",
 )
 MAPS = ("activations", "loss-map")
+WITHOUT_LINES = (*MAPS, "later-keys")  # under a whole mask the latter is a bar of zeros
 
 Browser = Any
 OpenPage = Callable[..., Page]
@@ -102,6 +108,20 @@ def diverged_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(tmp_path_factory.mktemp("pages") / "diverged", diverged_tables())
 
 
+@pytest.fixture(scope="module")
+def broken_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run without a mask for twenty steps, which a spike of the loss follows."""
+    tables: dict[str, Any] = {name: dict(columns) for name, columns in healthy_tables(STEPS).items()}
+    attention = tables["attention"]
+    lost = (attention["step"] >= MASK_LOST_STEP) & (attention["step"] < MASK_LOST_STEP + 20)
+    for name in ("future_mass", "future_mass_beyond_next"):
+        attention[name] = np.where(lost, 0.4, 0.0)
+    loss = np.array(tables["steps"]["train_loss"])
+    loss[SPIKE_STEP] *= 9
+    tables["steps"]["train_loss"] = loss
+    return write_page(tmp_path_factory.mktemp("pages") / "broken", tables)
+
+
 def write_page(run: Path, tables: dict[str, Any], manifest: Any = MANIFEST) -> Path:
     """Write a run directory and its page; returns the page's path."""
     write_run(run, tables, manifest)
@@ -141,7 +161,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 def test_every_line_chart_shows_its_first_series(open_page: OpenPage, diverged_page: Path) -> None:
     """The colour of the first series covers at least as many pixels as a line across half the plot."""
     page = open_page(diverged_page)
-    counts = {chart: painted(page, chart, "#0072b2") for chart in STEP_CHARTS if chart not in MAPS}
+    counts = {chart: painted(page, chart, "#0072b2") for chart in STEP_CHARTS if chart not in WITHOUT_LINES}
     assert [chart for chart, count in counts.items() if count <= 200] == []
 
 
@@ -225,15 +245,64 @@ def test_verdict_link_zooms_to_its_steps(open_page: OpenPage, diverged_page: Pat
     assert 0 <= top < 900
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_finding_goes_to_its_chart_and_back(open_page: OpenPage, broken_page: Path, width: int) -> None:
+    """The chart of attention is in view with its steps and a margin; one press shows the whole run again."""
+    page = open_page(broken_page, width=width, touch=width == 390)
+    whole = page.evaluate(STEPS_SHOWN)
+    button = page.get_by_role("button", name="Whole run")
+    assert button.is_disabled()
+    page.locator("#finding-causal_mask_absent .findings a").click()
+    assert page.evaluate(STEPS_SHOWN) == [MASK_LOST_STEP - 10, MASK_LOST_STEP + 19 + 10]
+    assert 0 <= page.locator("#chart-later-keys").bounding_box()["y"] < 300
+    button.click()
+    assert page.evaluate(STEPS_SHOWN) == whole
+    assert button.is_disabled()
+
+
+def test_symptom_and_spike_go_to_their_steps(open_page: OpenPage, broken_page: Path) -> None:
+    """What a cause explains is linked like the cause, and so is each spike of the loss."""
+    page = open_page(broken_page)
+    for link in (".spikes a", "dd a"):
+        page.locator(f"#finding-causal_mask_absent {link}").first.click()
+        start, end = page.evaluate(STEPS_SHOWN)
+        assert start < SPIKE_STEP < end
+        assert end - start < 60
+        page.get_by_role("button", name="Whole run").click()
+
+
+def test_zeros_of_attention_are_a_bar_without_alarm(open_page: OpenPage, broken_page: Path) -> None:
+    """Before and after the steps without a mask the bottom edge is grey; nothing is red."""
+    page = open_page(broken_page)
+    assert painted(page, "later-keys", "#6a7178") > 200
+    assert painted(page, "later-keys", "#b3261e") == 0
+    assert painted(page, "later-keys", "#0072b2") > 20
+
+
+def test_clear_checks_open_without_a_script(browser: Browser, broken_page: Path) -> None:
+    """Folded at first, they open by the browser's own means; findings and sentences are there too."""
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(broken_page.as_uri())
+    clear = page.locator("details", has=page.locator("summary .outcome.clear"))
+    assert not clear.locator("th[scope=row]").first.is_visible()
+    clear.locator("summary").click()
+    assert clear.locator("th[scope=row]").first.is_visible()
+    assert page.locator("#finding-causal_mask_absent").is_visible()
+    assert page.locator("#summary-later-keys").is_visible()
+    assert "The charts need JavaScript" in page.locator("noscript").inner_text()
+    context.close()
+
+
 def test_steps_can_be_chosen_by_keyboard(open_page: OpenPage, diverged_page: Path) -> None:
-    """Typing two steps and Enter shows exactly these; All goes back."""
+    """Typing two steps and Enter shows exactly these; Whole run goes back."""
     page = open_page(diverged_page)
     whole = page.evaluate(STEPS_SHOWN)
     page.get_by_label("Steps", exact=True).fill("100")
     page.get_by_label("to", exact=True).fill("150")
     page.keyboard.press("Enter")
     assert page.evaluate(STEPS_SHOWN) == [99.5, 150.5]
-    page.get_by_role("button", name="All").click()
+    page.get_by_role("button", name="Whole run").click()
     assert page.evaluate(STEPS_SHOWN) == whole
 
 
@@ -262,9 +331,12 @@ def test_legend_button_hides_its_line(open_page: OpenPage, diverged_page: Path) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(open_page: OpenPage, diverged_page: Path, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["diverged_page", "broken_page"])
+def test_text_has_contrast(
+    open_page: OpenPage, request: pytest.FixtureRequest, name: str, scheme: str
+) -> None:
     """Every text of the page has at least 4.5:1 against its background (WCAG 2.2 AA)."""
-    page = open_page(diverged_page, scheme=scheme)
+    page = open_page(request.getfixturevalue(name), scheme=scheme)
     assert page.evaluate(LOW_CONTRAST) == []
 
 
@@ -279,9 +351,12 @@ def test_plots_follow_the_colour_scheme(open_page: OpenPage, diverged_page: Path
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_page_never_scrolls_sideways(open_page: OpenPage, diverged_page: Path, width: int) -> None:
+@pytest.mark.parametrize("name", ["diverged_page", "broken_page"])
+def test_page_never_scrolls_sideways(
+    open_page: OpenPage, request: pytest.FixtureRequest, name: str, width: int
+) -> None:
     """The document is as wide as the window, on a telephone and on a desk."""
-    page = open_page(diverged_page, width=width, touch=width == 390)
+    page = open_page(request.getfixturevalue(name), width=width, touch=width == 390)
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
@@ -324,4 +399,4 @@ def test_run_without_rows_opens(open_page: OpenPage, tmp_path: Path) -> None:
     file = path / "dashboard.html"
     file.write_text(html, encoding="utf-8")
     page = open_page(file)
-    assert page.locator(".unrecorded").count() == 9
+    assert page.locator(".unrecorded").count() == sum(len(panel.charts) for panel in PANELS)

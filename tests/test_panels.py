@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from bokeh.models import ColumnDataSource, LogScale
 
-from analyzer.charts.frame import Context, step_range
+from analyzer.charts.attention import draw_attention_entropy, draw_later_keys
+from analyzer.charts.frame import STRIP_RANGE, Context, step_range
+from analyzer.charts.labels import draw_loss_map
 from analyzer.charts.layers import draw_activations, draw_spectral_norms
 from analyzer.charts.loss import draw_loss, reference_lines
 from analyzer.charts.optimizer import draw_gradient_norm, draw_learning_rate
@@ -95,6 +97,115 @@ def test_heat_map_marks_modules_with_non_finite_elements() -> None:
     lost = next(source.data["lost"] for source in sources(drawing.plot) if "lost" in source.data)
     assert (cells.tolist(), lost.tolist()) == ([1.0], [1])
     assert "1 recorded values are not finite" in drawing.summary
+
+
+def attention_table(mass: list[list[float]], beyond: list[list[float]] | None = None) -> dict[str, pa.Table]:
+    """What the attention charts read: one row of values per head of layer 0, one value per step."""
+    rows = [(head, step) for head in range(len(mass)) for step in range(len(mass[0]))]
+    past = pa.nulls(len(rows), pa.float64())
+    columns = {
+        "step": [step for _, step in rows],
+        "layer": [0] * len(rows),
+        "head": [head for head, _ in rows],
+        "future_mass": [mass[head][step] for head, step in rows],
+        "future_mass_beyond_next": past if beyond is None else [beyond[h][s] for h, s in rows],
+        "entropy": [0.25 * head for head, _ in rows],
+    }
+    return {"attention_by_step": pa.table(columns)}
+
+
+def edge_runs(plot: Any, name: str) -> list[tuple[int, int, str]]:
+    """(first step, last step, series) of the marks of that name along an edge."""
+    edge = next((r for r in plot.renderers if r.name == name and r.y_range_name == STRIP_RANGE), None)
+    data = {} if edge is None else edge.data_source.data
+    return list(zip(data.get("first", []), data.get("last", []), data.get("names", []), strict=True))
+
+
+def test_exact_zeros_of_attention_are_no_alarm() -> None:
+    """A healthy mask: one bar along the bottom edge for all heads, no cross, no line, and a tick of 0."""
+    drawing = draw_later_keys(attention_table([[0.0, 0.0], [0.0, 0.0]]), context())
+    assert edge_runs(drawing.plot, "exactly 0") == [(0, 1, "layer 0 head 0, layer 0 head 1")]
+    assert edge_runs(drawing.plot, "strip") == []
+    assert [item.label for item in drawing.legend] == ["exactly 0"]
+    assert "0" in drawing.plot.left[0].major_label_overrides.values()
+    assert drawing.summary == "Exactly 0 in all 2 heads at every recorded step."
+
+
+def test_a_head_that_begins_to_see_later_keys_leaves_the_edge() -> None:
+    """Zero until step 1, then a line from step 2 on; the other head stays at zero throughout."""
+    tables = attention_table([[0.0, 0.0, 0.25, 0.5], [0.0] * 4], [[0.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    drawing = draw_later_keys(tables, context())
+    assert isinstance(drawing.plot.y_scale, LogScale)
+    assert edge_runs(drawing.plot, "exactly 0") == [(0, 1, "layer 0 head 0"), (0, 3, "layer 0 head 1")]
+    (line,) = [s for s in sources(drawing.plot) if list(s.data.get("step", [])) == [0, 1, 2, 3]][:1]
+    np.testing.assert_array_equal(line.data["value"], [NAN, NAN, 0.25, 0.5])
+    assert drawing.summary == (
+        "1 of 2 heads see later keys, since step 2; in the end most in layer 0 head 0, 0.5; "
+        "past the next key exactly 0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("mass", "beyond", "words"),
+    [
+        ([[0.5, 0.4]], [[0.2, 0.1]], "0.4; past the next key at most 0.1."),
+        ([[0.5, 0.4]], None, "layer 0 head 0, 0.4."),
+        ([[0.5, NAN]], [[0.2, NAN]], "0.5; past the next key at most 0.2. 1 recorded values are not finite."),
+        (
+            [[0.0, NAN]],
+            None,
+            "Exactly 0 in all 1 heads wherever it is finite. 1 recorded values are not finite.",
+        ),
+        ([[NAN, NAN]], None, "1 heads without a finite value. 2 recorded values are not finite."),
+    ],
+)
+def test_later_keys_are_told_in_words(
+    mass: list[list[float]], beyond: list[list[float]] | None, words: str
+) -> None:
+    """What was not recorded is not told, and NaN is neither seen nor unseen."""
+    assert draw_later_keys(attention_table(mass, beyond), context()).summary.endswith(words)
+
+
+def test_attention_that_is_nan_is_a_cross() -> None:
+    """The bar of zeros says nothing about it."""
+    drawing = draw_later_keys(attention_table([[0.0, NAN]]), context())
+    assert edge_runs(drawing.plot, "exactly 0") == [(0, 0, "layer 0 head 0")]
+    assert edge_runs(drawing.plot, "strip") == [(1, 1, "layer 0 head 0")]
+
+
+def test_attention_entropy_names_its_extremes() -> None:
+    """Each head is a line; the axis goes from 0 to 1 at least."""
+    drawing = draw_attention_entropy(attention_table([[0.0], [0.0], [0.0]]), context())
+    assert drawing.summary == "At step 0: from 0 (layer 0 head 0) to 0.5 (layer 0 head 2), over 3 heads."
+    assert drawing.plot.y_range.start <= 0
+    assert drawing.plot.y_range.end >= 1
+
+
+def test_a_finding_goes_to_the_chart_that_draws_what_it_needs() -> None:
+    """The first chart is where the panel begins; a need that no chart draws goes there too."""
+    panel = PANELS[3]
+    assert panel.anchor_of(("manifest.mask_type", "attention.future_mass")) == "chart-later-keys"
+    assert panel.anchor_of(("attention.entropy",)) == "chart-attention-entropy"
+    assert panel.anchor_of(("tensors.mean_abs (activation)",)) == "panel-4"
+    assert panel.anchor_of(("steps.train_loss",)) == "panel-4"
+
+
+def test_loss_map_shows_cells_that_are_not_finite() -> None:
+    """NaN has its own words and its own colour, and stands on top."""
+    table = pa.table(
+        {
+            "step": [9, 9],
+            "row_value": ["be", "go"],
+            "column_value": ["past", "past"],
+            "loss": pa.array([0.5, None], pa.float64()),
+            "token_count": [10, 10],
+            "nonfinite_count": [0, 2],
+        }
+    )
+    drawing = draw_loss_map({"loss_map": table}, context())
+    (cells,) = [s for s in sources(drawing.plot) if "exact" in s.data][:1]
+    assert (cells.data["text"], cells.data["y"]) == (["0.50", "NaN"], [1.5, 0.5])
+    assert drawing.summary.startswith("At step 9, 2 cells, 1 of them not finite: highest 0.5 (be, past)")
 
 
 def loss_tables(train_loss: list[float | None]) -> dict[str, pa.Table]:

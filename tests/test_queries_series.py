@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 from query_call import answer
-from synthetic import Rows
+from synthetic import MANIFEST, Rows
 
 NAN, INF = math.nan, math.inf
 
@@ -72,6 +73,28 @@ def test_learning_rate_beside_the_plan(tmp_path: Path) -> None:
     assert rows == [("run", 0, 0.1, 0.2)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # Half way down the cosine the rate is the mean of peak and final rate; a kind of its own is unknown.
+        ("linear warmup, cosine decay", [0.5, 1.0, 0.55, 0.1]),
+        ("linear warmup, constant", [0.5, 1.0, 1.0, 1.0]),
+        ("one cycle", [None] * 4),
+    ],
+)
+def test_the_declared_rate_comes_from_the_manifest(
+    tmp_path: Path, kind: str, expected: list[float | None]
+) -> None:
+    """Whatever the loop plans and applies."""
+    plan = {"kind": kind, "peak": 1.0, "final": 0.1, "warmup_steps": 2, "total_steps": 10}
+    manifest = dataclasses.replace(MANIFEST, planned_schedule=plan)
+    steps = [{"step": s, "learning_rate": 0.3, "planned_learning_rate": 0.3} for s in (0, 1, 6, 12)]
+    sql = "SELECT declared_rate FROM declared_rate_by_step()"
+    rates = [rate for (rate,) in answer(tmp_path, {"steps": steps}, sql, manifest)]
+    # A cosine and four sums and products in double precision err in the sixteenth digit.
+    assert [rate if rate is None else round(rate, 15) for rate in rates] == expected
+
+
 def test_gradient_norm_before_and_after_clipping(tmp_path: Path) -> None:
     """A run that does not clip has the first of the two only."""
     steps = [
@@ -131,7 +154,18 @@ def test_gradient_activation_ratio_is_of_root_mean_squares(tmp_path: Path) -> No
     ]
     tables = {"tensor_names": TENSOR_NAMES, "tensors": tensors}
     rows = answer(tmp_path, tables, "FROM gradient_activation_ratio_by_layer()")
-    assert rows == [("run", 0, "up", 0, 0.125), ("run", 1, "up", 0, None)]
+    assert rows == [("run", 0, "up", 0, 0.125, 12), ("run", 1, "up", 0, None, 0)]
+
+
+def test_gradient_activation_ratio_counts_what_is_not_finite_in_both(tmp_path: Path) -> None:
+    """All sixteen elements of both lost: no ratio is left, and the count says that it was measured."""
+    tensors = [
+        tensor(0, 2, "activation", l2_norm=0.0, positive_infinity_count=16),
+        tensor(0, 2, "activation_gradient", l2_norm=0.0, nan_count=15, negative_infinity_count=1),
+    ]
+    tables = {"tensor_names": TENSOR_NAMES, "tensors": tensors}
+    rows = answer(tmp_path, tables, "FROM gradient_activation_ratio_by_layer()")
+    assert rows == [("run", 0, "up", 0, None, 32)]
 
 
 def test_update_ratio_is_of_matrices(tmp_path: Path) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rule_run import healthy
 from synthetic import MANIFEST, healthy_run, healthy_tables, write_run
 
-from analyzer.diagnoses import DIAGNOSES, assess
+from analyzer import verdicts
+from analyzer.diagnoses import DIAGNOSES, Assessment, Finding, assess
+from analyzer.diagnosis_report import Judgement, report_document, spike_rows
 from analyzer.panels import PANELS
 from analyzer.report import render
 from analyzer.run_log import open_runs
@@ -118,15 +122,16 @@ def test_page_does_not_grow_with_the_run(tmp_path: Path) -> None:
 
 
 def test_finding_is_told_with_its_evidence(tmp_path: Path) -> None:
-    """Headline, observed against threshold, remedy, the query, and a link to the panel at its steps."""
+    """Headline, observed against threshold, remedy, the query, and a link to the chart at its steps."""
     tables = tables_of()
     tables["attention"]["future_mass"] = np.full(len(tables["attention"]["step"]), 0.43)
     tables["attention"]["future_mass_beyond_next"] = np.full(len(tables["attention"]["step"]), 0.41)
     html = body(page_of(write_run(tmp_path / "mask", tables)))
     assert "Broken causal mask \N{EN DASH} proof, since step 0" in html
-    assert ">0.43<" in html
-    assert "FROM causal_mask_absent()&quot;" in html
-    assert 'href="#panel-1" data-first-step="0" data-last-step="119"' in html
+    assert 'data-label="Since"><div>step 0 to 119<' in html
+    assert 'data-label="Observed"><div>0.43<' in html
+    assert "&#x27;FROM causal_mask_absent()&#x27;" in html
+    assert 'href="#chart-later-keys" data-first-step="0" data-last-step="119"' in html
 
 
 def test_check_without_its_column_is_not_evaluated(tmp_path: Path) -> None:
@@ -136,7 +141,108 @@ def test_check_without_its_column_is_not_evaluated(tmp_path: Path) -> None:
     del tables["attention"]
     html = page_of(write_run(tmp_path / "run", tables))
     assert checks_of_the_headline(html)[0] < checked
-    assert "Missing: attention.future_mass." in html
+    assert 'data-label="Missing"><div>attention.future_mass<' in html
+
+
+def with_spike() -> dict[str, dict[str, Any]]:
+    """A run whose loss jumps at step 80 and is back at the next; each batch has a hash."""
+    tables = tables_of()
+    loss = np.array(tables["steps"]["train_loss"])
+    loss[80] *= 9
+    tables["steps"] |= {"train_loss": loss, "batch_hash": 0x1000 + np.arange(len(loss))}
+    return tables
+
+
+def test_page_tells_what_diagnose_tells(tmp_path: Path) -> None:
+    """Each cause of the report, with its meaning, remedy, source, query, evidence and symptoms."""
+    run = write_run(tmp_path / "spike", with_spike())
+    with open_runs([run]) as run_log:
+        assessments = assess(run_log)
+        html = unescape(body(render(run_log, assessments)))
+        judgement = Judgement(run, assessments, spike_rows(run_log, "spike", assessments), None)
+    causes = report_document(judgement)["causes"]
+    assert [cause["name"] for cause in causes] == ["bad_batch"]
+    for cause in causes:
+        words = [cause[key] for key in ("title", "meaning", "remedy", "source", "query", "severity")]
+        words += [finding["detail"] for finding in cause["findings"]]
+        words += [symptom["title"] for symptom in cause["explains"]]
+        assert [word for word in words if word not in html] == []
+
+
+def test_spike_is_told_with_the_order_of_signals(tmp_path: Path) -> None:
+    """Its batch, when it was over, what moved, the examples to look at, and a link to its steps."""
+    html = body(page_of(write_run(tmp_path / "spike", with_spike())))
+    (table,) = re.findall(r'<table class="stacked spikes">(.*?)</table>', html)
+    assert 'href="#panel-1" data-first-step="80" data-last-step="81">step 80<' in table
+    assert 'data-label="Batch"><div><code>1050<' in table
+    assert 'data-label="Recovered"><div>step 81<' in table
+    assert re.findall(r"<li>(.*?), ", table) == ["step 80: loss train_loss"]
+    assert re.search(r'near it"><div>\d+ \([\d.]+\), \d+ \([\d.]+\), \d+ ', table)
+
+
+def test_page_without_a_spike_has_no_table_of_spikes(healthy_page: str) -> None:
+    """The order of signals is looked up only where there is a spike to explain."""
+    assert 'class="stacked spikes"' not in healthy_page
+
+
+def check_tables(html: str) -> list[list[str]]:
+    """The names of the checks of each table of checks, in order."""
+    tables = re.findall(r'<table class="stacked outcomes">(.*?)</table>', body(html))
+    return [re.findall(r'<th scope="row">(.*?)</th>', table) for table in tables]
+
+
+def test_checks_that_fired_come_first_with_their_symptoms(tmp_path: Path) -> None:
+    """The cause, its symptom indented under it, then what could not be evaluated, then what is clear."""
+    html = page_of(write_run(tmp_path / "spike", with_spike()))
+    fired, skipped, clear = check_tables(html)
+    assert fired == ["Bad batch", '<span class="symptom">Loss spike</span>']
+    assert len(fired) + len(skipped) + len(clear) == len(DIAGNOSES)
+    assert f'<span class="outcome not_evaluated">{len(skipped)} not evaluated</span>' in html
+    assert f'<details><summary><span class="outcome clear">{len(clear)} clear</span>' in html
+
+
+@pytest.mark.parametrize(
+    ("tables", "is_open"),
+    [(healthy(600), True), ({"steps": {"step": [0], "train_loss": [3.5]}}, False)],
+    ids=["all recorded", "one column"],
+)
+def test_many_checks_without_their_input_are_folded(
+    tmp_path: Path, tables: dict[str, Any], is_open: bool
+) -> None:
+    """A few lie open above the panels; with next to nothing recorded they would push the panels away."""
+    html = page_of(write_run(tmp_path / "run", tables))
+    (opened,) = re.findall(r'<details( open)?><summary><span class="outcome not_evaluated">', html)
+    assert bool(opened) is is_open
+
+
+def test_symptom_of_two_causes_is_listed_once() -> None:
+    """Under the first of them; every fired rule has one row."""
+    rules = {diagnosis.name: diagnosis for diagnosis in DIAGNOSES}
+
+    def fired(name: str) -> Assessment:
+        return Assessment(rules[name], "fired", (), (Finding("run", 5, 5, "", 1.0, 0.0, "", 1),))
+
+    given = [fired(name) for name in ("causal_mask_absent", "bad_batch", "data_not_shuffled", "loss_spike")]
+    rows = [re.sub(r"<.*?>", "", name) for name, _, _ in verdicts.fired_rows(given)]
+    assert sorted(rows) == sorted(one.diagnosis.title for one in given)
+
+
+def test_anomaly_that_nothing_explains_is_called_so() -> None:
+    """The headline has the words of the terminal, and does not say anomaly twice."""
+    rule = next(diagnosis for diagnosis in DIAGNOSES if diagnosis.evidence == "anomaly")
+    found = Assessment(rule, "fired", (), (Finding("run", 7, 7, "", 1.0, 0.0, "", 1),))
+    title = f"{rule.title[:1].lower()}{rule.title[1:]}"
+    assert verdicts.headline([found]) == f"Unexplained anomaly: {title}, since step 7"
+
+
+def test_run_that_ends_in_nan_renders(tmp_path: Path) -> None:
+    """No example has a finite loss at the last evaluation: the map is drawn in red, and says so."""
+    tables = tables_of()
+    losses = np.array(tables["example_losses"]["loss_sum"], np.float64)
+    losses[np.array(tables["example_losses"]["step"]) == 100] = np.nan
+    tables["example_losses"]["loss_sum"] = losses
+    html = page_of(write_run(tmp_path / "run", tables))
+    assert re.search(r'id="summary-loss-map">\d+ cells, none finite\.<', html)
 
 
 def test_column_that_was_not_recorded_is_named_in_place_of_the_chart(tmp_path: Path) -> None:
@@ -231,10 +337,7 @@ def test_text_of_the_run_is_escaped(tmp_path: Path, place: str) -> None:
 
 def test_blind_page_leaves_out_judgement_and_names(tmp_path: Path) -> None:
     """No verdict, no check, no run name, no configuration, no mark that judges; the curves stay."""
-    tables = tables_of()
-    loss = np.array(tables["steps"]["train_loss"])
-    loss[80] *= 9
-    tables["steps"]["train_loss"] = loss
+    tables = with_spike()
     manifest = dataclasses.replace(MANIFEST, config={"secret_setting": 1}, loss_reduction="secret sentence")
     run = write_run(tmp_path / "19-telling-name", tables, manifest)
     assert "Loss spike" in page_of(run)

@@ -9,6 +9,9 @@ import pytest
 from synthetic import healthy_run
 
 from analyzer.cli import main
+from analyzer.diagnoses.user_rules import run_rules
+from analyzer.errors import AnalyzerError
+from analyzer.sandbox import Limits
 
 RULE = """-- Is the last training loss above a bound?
 -- Source: what this project wants.
@@ -105,6 +108,69 @@ def test_a_rule_reads_no_files(run: Path, tmp_path: Path, capsys: pytest.Capture
     text = RULE.replace("FROM steps", "FROM read_text('/etc/hostname'), steps")
     assert main(["diagnose", str(run), "--rules", str(rules(tmp_path / "rules", text))]) == 1
     assert "disabled by configuration" in capsys.readouterr().err
+
+
+ENDLESS = RULE.replace(
+    "WHERE train_loss > loss_bound",
+    "WHERE (SELECT count(*) FROM range(1000000000) AS a, range(1000000000) AS b) > loss_bound",
+)
+
+
+def test_a_rule_that_takes_too_long_is_stopped(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its file is named, after those that were done in time; the message says how to allow more."""
+    directory = rules(tmp_path / "rules", RULE)
+    slow = directory / "slow.sql"
+    slow.write_text(ENDLESS.replace("not_good_enough", "slow"))
+    assert main(["diagnose", str(run), "--rules", str(directory), "--timeout", "1.5"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"analyzer: {slow}: rule stopped after 1.5 s: narrow it, or allow more with --timeout SECONDS\n"
+    )
+
+
+def test_the_time_is_for_all_rules_together(run: Path, tmp_path: Path) -> None:
+    """A limit that is over before the first rule stops that one, not only what runs for long."""
+    directory = rules(tmp_path / "rules", RULE)
+    with pytest.raises(AnalyzerError, match=r"not_good_enough\.sql: rule stopped after 0\.001 s"):
+        run_rules([run], directory, Limits(timeout_seconds=0.001))
+
+
+def test_a_rule_that_takes_too_much_memory_is_stopped(run: Path, tmp_path: Path) -> None:
+    """The limits are those of a query."""
+    text = RULE.replace("'train_loss' AS subject", "repeat('x', 2000000000) AS subject")
+    directory = rules(tmp_path / "rules", text)
+    with pytest.raises(AnalyzerError) as caught:
+        run_rules([run], directory, Limits(data_limit_bytes=2**29))
+    file = directory / "not_good_enough.sql"
+    assert str(caught.value) == f"{file}: rule stopped: it needs more than 0.5 GiB of memory: narrow it"
+
+
+def test_a_rule_that_fails_on_its_rows_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only the data shows to be wrong is said like what the text shows."""
+    text = RULE.replace("'train_loss' AS subject", "CAST(format('{}', step) || 'x' AS INTEGER) AS subject")
+    directory = rules(tmp_path / "rules", text)
+    assert main(["diagnose", str(run), "--rules", str(directory)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"analyzer: {directory / 'not_good_enough.sql'}: FROM not_good_enough(): Conversion"
+    )
+
+
+def test_wide_numbers_of_a_rule_become_plain_ones(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A decimal literal as the threshold and a sum as the step: a float and a whole number."""
+    text = RULE.replace("CAST(loss_bound AS DOUBLE)", "loss_bound").replace(
+        "step AS first_step", "CAST(step AS HUGEINT) AS first_step"
+    )
+    main(["diagnose", str(run), "--rules", str(rules(tmp_path / "rules", text)), "--json"])
+    (finding,) = json.loads(capsys.readouterr().out)["causes"][0]["findings"]
+    assert (finding["first_step"], finding["threshold"]) == (119, 0.1)
 
 
 def test_a_rule_may_not_take_the_name_of_a_query(

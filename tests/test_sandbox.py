@@ -8,7 +8,7 @@ import pytest
 from synthetic import write_run
 
 from analyzer.errors import AnalyzerError
-from analyzer.sandbox import run_query
+from analyzer.sandbox import LIMITS, Limits, run_query
 
 
 @pytest.fixture(scope="module")
@@ -18,10 +18,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "a", {"steps": steps})
 
 
-def refusal(run: Path, sql: str, **limits: float) -> str:
+def refusal(run: Path, sql: str, limits: Limits = LIMITS) -> str:
     """The message of a query that must fail."""
     with pytest.raises(AnalyzerError) as caught:
-        run_query([run], sql, **limits)  # type: ignore[arg-type]
+        run_query([run], sql, limits)
     return str(caught.value)
 
 
@@ -127,7 +127,7 @@ def test_a_query_that_takes_too_long_is_stopped(run: Path) -> None:
     """The timer interrupts the engine, and the message says how to allow more."""
     endless = "SELECT count(*) FROM range(1000000000) AS a, range(1000000000) AS b"
     expected = "query stopped after 0.5 s: narrow it, or allow more with --timeout SECONDS"
-    assert refusal(run, endless, timeout_seconds=0.5) == expected
+    assert refusal(run, endless, Limits(timeout_seconds=0.5)) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_query_that_takes_too_long_is_stopped(run: Path) -> None:
 def test_a_query_that_takes_too_much_memory_is_stopped(run: Path, sql: str) -> None:
     """Lists and strings escape the engine's own limit, but not the operating system's."""
     expected = "query stopped: it needs more than 0.5 GiB of memory: narrow it"
-    assert refusal(run, sql, data_limit_bytes=2**29) == expected
+    assert refusal(run, sql, Limits(data_limit_bytes=2**29)) == expected
 
 
 def test_a_broken_run_is_the_same_error_as_elsewhere(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What all step charts share: the linked step range, axes, tools, and the strip along the top edge.
 
-The strip carries what an axis cannot: non-finite rows, zeros on log axes, and marks of events.
+The strip carries what an axis cannot: non-finite rows, zeros on log axes, and marks of events. Where zero
+is an expected value, zeros have a bar along the bottom edge instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 
 from analyzer.charts.bokeh_models import BokehModel, models
 from analyzer.charts.palette import ALARM, REFERENCE, SERIES_COLOURS, Style
-from analyzer.charts.series import Floats, Series, undrawable_runs
+from analyzer.charts.series import ZERO_ON_LOG_AXIS, Floats, Series, undrawable_runs
 from analyzer.charts.ticks import log_axis
 
 PLOT_HEIGHT = 250
 STRIP_RANGE = "strip"
+ZERO_LABEL = "exactly 0"
+ZERO_HEIGHT = 0.02
 STRIP_HEIGHT_SHARE = 0.12
 """Share of the plot's height above the largest value, so that marks never cover data."""
 
@@ -82,13 +85,19 @@ def step_range(first_step: int, last_step: int) -> BokehModel:
     )
 
 
-def value_range(values: Floats, log: bool, floor: float | None = None) -> BokehModel:
-    """A range around the finite values (the positive ones on a log axis) with room for the strip on top."""
+def value_range(
+    values: Floats, log: bool, floor: float | None = None, zeros_on_edge: bool = False
+) -> BokehModel:
+    """A range around the finite values (the positive ones on a log axis) with room for the strip on top.
+
+    zeros_on_edge: the same room at the bottom of a log axis.
+    """
     shown = values[np.isfinite(values) & (values > 0)] if log else values[np.isfinite(values)]
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.1, 1.0)
     if log:
         span = max(math.log10(high) - math.log10(low), 0.3)
-        exponents = (math.log10(low) - 0.05 * span, math.log10(high) + 1.5 * STRIP_HEIGHT_SHARE * span)
+        room = 1.5 * STRIP_HEIGHT_SHARE * span
+        exponents = (math.log10(low) - (room if zeros_on_edge else 0.05 * span), math.log10(high) + room)
         top = min(exponents[1], 308.0)
         # 290 decades are more than any run spans, and end / start stays a finite double for the browser.
         return models.Range1d(10 ** max(exponents[0], top - 290.0, -307.0), 10**top)
@@ -153,15 +162,67 @@ def hover(plot: BokehModel, renderers: Sequence[BokehModel], rows: Sequence[tupl
     plot.add_tools(tool)
 
 
-def draw_strip(plot: BokehModel, series: Iterable[Series], log: bool) -> int:
-    """Draw the rows that the axis cannot show as red crosses along the top edge; returns how many rows."""
-    marks: dict[tuple[int, int, str, int], list[str]] = {}
-    for one in series:
-        for run in undrawable_runs(one, log):
-            key = (run.first_step, run.last_step, run.kind, run.row_count)
-            marks.setdefault(key, []).append(one.name)
+def draw_strip(plot: BokehModel, series: Iterable[Series], log: bool, zeros_on_edge: bool = False) -> int:
+    """Draw the rows that the axis cannot show as red crosses along the top edge; returns how many rows.
+
+    zeros_on_edge: leave zeros to ``draw_zeros``.
+    """
+    marks = _edge_marks(series, log, lambda kind: not (zeros_on_edge and kind == ZERO_ON_LOG_AXIS))
     if not marks:
         return 0
+    where = {"x0": "first", "x1": "last", "y0": 0.965, "y1": 0.965}
+    glyphs = (
+        models.Segment(**where, line_color=ALARM, line_width=3),
+        models.Scatter(x="first", y=0.965, marker="x", size=9, line_color=ALARM, line_width=2),
+        models.Segment(**where, line_alpha=0, line_width=14),  # what the pointer meets
+    )
+    _draw_on_edge(plot, marks, glyphs, "strip")
+    return sum(key[3] * len(names) for key, names in marks.items())
+
+
+def draw_zeros(plot: BokehModel, series: Iterable[Series]) -> tuple[LegendItem, ...]:
+    """Draw exact zeros as a bar along the bottom edge of a log axis; returns its legend."""
+    marks = _edge_marks(series, True, lambda kind: kind == ZERO_ON_LOG_AXIS)
+    if not marks:
+        return ()
+    style = Style(REFERENCE, (), "square", width=5)
+    where = {"x0": "first", "x1": "last", "y0": ZERO_HEIGHT, "y1": ZERO_HEIGHT}
+    glyphs = (
+        models.Segment(**where, line_color=style.colour, line_width=style.width),
+        models.Scatter(
+            x="first", y=ZERO_HEIGHT, marker=style.marker, size=5, fill_color=style.colour, line_color=None
+        ),
+        models.Segment(**where, line_alpha=0, line_width=14),
+    )
+    _draw_on_edge(plot, marks, glyphs, ZERO_LABEL)
+    _label_zero(plot.left[0], plot.y_range.start, plot.y_range.end)
+    return (LegendItem(ZERO_LABEL, style, renderer=ZERO_LABEL),)
+
+
+def _label_zero(axis: BokehModel, low: float, high: float) -> None:
+    """A tick at the bar of zeros, in place of those of the axis that lie beside it."""
+    place = low * (high / low) ** ZERO_HEIGHT
+    least = low * (high / low) ** STRIP_HEIGHT_SHARE
+    axis.ticker.ticks = [place, *(tick for tick in axis.ticker.ticks if tick > least)]
+    axis.major_label_overrides = {**axis.major_label_overrides, place: "0"}
+
+
+EdgeMarks = dict[tuple[int, int, str, int], list[str]]
+"""(first step, last step, kind, rows) of a run that an edge shows -> names of the series that have it."""
+
+
+def _edge_marks(series: Iterable[Series], log: bool, is_wanted: Callable[[str], bool]) -> EdgeMarks:
+    marks: EdgeMarks = {}
+    for one in series:
+        for run in undrawable_runs(one, log):
+            if is_wanted(run.kind):
+                key = (run.first_step, run.last_step, run.kind, run.row_count)
+                marks.setdefault(key, []).append(one.name)
+    return marks
+
+
+def _draw_on_edge(plot: BokehModel, marks: EdgeMarks, glyphs: Sequence[BokehModel], name: str) -> None:
+    """Draw glyphs over the marks in the fixed range of the edges; the last is what the pointer meets."""
     source = models.ColumnDataSource(
         {
             "first": [key[0] for key in marks],
@@ -171,15 +232,8 @@ def draw_strip(plot: BokehModel, series: Iterable[Series], log: bool) -> int:
             "names": [_some_names(names) for names in marks.values()],
         }
     )
-    where = {"x0": "first", "x1": "last", "y0": 0.965, "y1": 0.965}
-    glyphs = (
-        models.Segment(**where, line_color=ALARM, line_width=3),
-        models.Scatter(x="first", y=0.965, marker="x", size=9, line_color=ALARM, line_width=2),
-        models.Segment(**where, line_alpha=0, line_width=14),  # what the pointer meets
-    )
-    drawn = [plot.add_glyph(source, glyph, y_range_name=STRIP_RANGE, name="strip") for glyph in glyphs]
+    drawn = [plot.add_glyph(source, glyph, y_range_name=STRIP_RANGE, name=name) for glyph in glyphs]
     hover(plot, drawn[-1:], [("", "@kind"), ("series", "@names"), ("step", "@steps")])
-    return sum(key[3] * len(names) for key, names in marks.items())
 
 
 def _step_words(first: int, last: int, rows: int) -> str:

@@ -22,6 +22,8 @@ MOST_COLUMNS = 320
 ROW_PIXELS = 17
 MOST_ROW_LABELS = 40
 LONGEST_ROW_LABEL = 24
+LOST_CELL = "#a8201a"
+"""Not of the palette: like the other cells it stays the same in both schemes, and its ink is white."""
 MOST_PRINTED_COLUMNS = 8
 """Columns for which four digits fit into a cell on a page 390 pixels wide."""
 
@@ -89,7 +91,7 @@ def step_heat_map(
 
 def _label_rows(axis: BokehModel, names: Sequence[str]) -> None:
     """Name the rows at their middle; every k-th when there are many."""
-    stride = -(-len(names) // MOST_ROW_LABELS)
+    stride = max(1, -(-len(names) // MOST_ROW_LABELS))
     labelled = range(0, len(names), stride)
     axis.ticker = [i + 0.5 for i in labelled]
     axis.major_label_overrides = {i + 0.5: short_name(names[i]) for i in labelled}
@@ -171,12 +173,15 @@ def _colour_bar(mapper: BokehModel, ticker: BokehModel) -> BokehModel:
 
 
 def category_map(name: str, table: pa.Table, rows: Sequence[str], columns: Sequence[str]) -> BokehModel:
-    """Loss by row and column label with the value printed in each cell; cells without examples stay empty."""
+    """Loss by row and column label with the value printed in each cell; cells without examples stay empty.
+
+    A cell whose loss is not finite is red.
+    """
     losses = np.asarray(table["loss"], np.float64)
     finite = losses[np.isfinite(losses)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     high = high if high > low else low + 1.0
-    mapper = models.LinearColorMapper(palette=list(Cividis256), low=low, high=high, nan_color=ALARM)
+    mapper = models.LinearColorMapper(palette=list(Cividis256), low=low, high=high, nan_color=LOST_CELL)
     plot = _category_plot(name, rows, columns)
     places = [(rows.index(r), columns.index(c)) for r, c in _labels(table)]
     source = _category_cells(table, losses, (low + high) / 2, places)
@@ -230,9 +235,9 @@ def _category_cells(
             "row": [row for row, _ in _labels(table)],
             "column": [column for _, column in _labels(table)],
             "loss": losses,
-            "text": [f"{v:.2f}" for v in losses],
+            "text": [f"{v:.2f}" if np.isfinite(v) else "NaN" for v in losses],
             "exact": [f"{v:.6g}" for v in losses],
-            "ink": ["#ffffff" if v < middle else "#101418" for v in losses],
+            "ink": ["#101418" if v >= middle else "#ffffff" for v in losses],
             "tokens": table["token_count"].to_pylist(),
         }
     )

@@ -56,8 +56,8 @@ def _last_words(table: pa.Table, value: str) -> str:
 
 
 def draw_loss_map(tables: Tables, context: Context) -> Drawing:
-    """Loss by row and column label at the last evaluation, the worst row on top."""
-    table = tables["loss_map"]
+    """Loss by two labels at the last evaluation, the worst row on top, one that is not finite above all."""
+    table = nonfinite_as_nan(tables["loss_map"], "loss")
     table = table.filter(pc.and_(table["row_value"].is_valid(), table["loss"].is_valid()))
     rows = _by_mean_loss(table)
     columns = sorted({str(v) for v in table["column_value"].to_pylist()})
@@ -86,8 +86,9 @@ def _map_sentence(table: pa.Table) -> str:
         return f"{table.num_rows} cells, none finite."
     worst = max(cells, key=lambda row: float(row["loss"]))
     best = min(cells, key=lambda row: float(row["loss"]))
+    lost = f", {table.num_rows - len(cells)} of them not finite" if len(cells) < table.num_rows else ""
     return (
-        f"At step {worst['step']}, {len(cells)} cells: highest {number(worst['loss'])} "
+        f"At step {worst['step']}, {table.num_rows} cells{lost}: highest {number(worst['loss'])} "
         f"({worst['row_value']}, {worst['column_value']}), lowest {number(best['loss'])} "
         f"({best['row_value']}, {best['column_value']})."
     )

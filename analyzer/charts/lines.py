@@ -13,6 +13,7 @@ from analyzer.charts.frame import (
     Mark,
     draw_marks,
     draw_strip,
+    draw_zeros,
     hover,
     step_plot,
     value_range,
@@ -41,6 +42,7 @@ class Axis:
     label: str
     log: bool = False
     floor: float | None = None  # a linear axis reaches at least down to it
+    zeros_on_edge: bool = False  # on a log axis zero is a value like others: a bar at the bottom, no cross
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,23 @@ def line_chart(
 ) -> LineChart:
     """Lines over steps, the first on top, with references, marks and the strip of what cannot be shown."""
     chosen = styles or [series_style(i) for i in range(len(series))]
-    drawn = [thin(one, [m.step for m in marks], points_allowed(len(series))) for one in series]
+    # A series without a positive value is all on the edges: no line, no row of the legend.
+    pairs = [
+        (one, style)
+        for one, style in zip(series, chosen, strict=True)
+        if not axis.zeros_on_edge or np.any(one.values > 0)
+    ]
+    lines, chosen = [one for one, _ in pairs], [style for _, style in pairs]
+    drawn = [thin(one, [m.step for m in marks], points_allowed(len(series))) for one in lines]
     extent = np.concatenate([*(one.values for one in drawn), [r.value for r in references], also_in_range])
-    plot = step_plot(name, steps, value_range(extent, axis.log, axis.floor), axis.label, axis.log)
+    y_range = value_range(extent, axis.log, axis.floor, axis.zeros_on_edge)
+    plot = step_plot(name, steps, y_range, axis.label, axis.log)
     legend = draw_lines(plot, drawn, chosen, axis)
     legend += draw_references(plot, references, axis) + draw_marks(plot, marks)
-    lost = draw_strip(plot, series, axis.log)
-    return LineChart(plot, legend, (*thinning_note(series, drawn), *strip_note(lost)))
+    if axis.zeros_on_edge:
+        legend += draw_zeros(plot, series)
+    lost = draw_strip(plot, series, axis.log, axis.zeros_on_edge)
+    return LineChart(plot, legend, (*thinning_note(lines, drawn), *strip_note(lost)))
 
 
 def thinning_note(every: Iterable[Series], drawn: Iterable[Series]) -> tuple[str, ...]:

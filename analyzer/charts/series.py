@@ -20,6 +20,7 @@ POINTS_PER_CHART = 24_000
 FEWEST_POINTS = 60
 KEPT_PER_BIN = 5  # first, last, smallest, largest, first non-finite
 RUNS_PER_SERIES = 150
+ZERO_ON_LOG_AXIS = "zero on a log axis"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def undrawable_runs(series: Series, log: bool) -> tuple[Run, ...]:
         "-inf": np.isneginf(values),
     }
     if log:
-        kinds["zero on a log axis"] = values == 0
+        kinds[ZERO_ON_LOG_AXIS] = values == 0
         kinds["negative on a log axis"] = np.isfinite(values) & (values < 0)
     return tuple(run for kind, mask in kinds.items() for run in _runs(series.steps, mask, kind))
 

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analyzer.commands.sql import seconds
 from analyzer.exit_codes import ERROR, FINDINGS, FINE
 from analyzer.output import emit, note, plain_value
 
 if TYPE_CHECKING:
     from analyzer.diagnosis_report import Judgement
+    from analyzer.sandbox import Limits
 
 SEVERITY_NAMES = ("S1", "S2", "S3", "S4")
 
@@ -40,13 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same run without the fault: S1 becomes S2 where the held-out loss is worse for certain",
     )
     parser.add_argument("--rules", type=Path, metavar="DIR", help="apply the rules of this directory as well")
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="SECONDS", help="stop the rules of --rules after this long"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict of each run and its evidence."""
     from analyzer.diagnosis_report import report_document, report_text
+    from analyzer.sandbox import TIMEOUT_SECONDS, Limits
 
-    judgements = judge(arguments.run_directories, arguments.control, arguments.rules)
+    limits = Limits(arguments.timeout or TIMEOUT_SECONDS)
+    judgements = judge(arguments.run_directories, arguments.control, arguments.rules, limits)
     if arguments.json:
         documents = [plain_value(report_document(judgement)) for judgement in judgements]
         answer = documents[0] if len(documents) == 1 else documents
@@ -56,19 +63,22 @@ def run(arguments: argparse.Namespace) -> int:
     return max(exit_code(judgement, arguments.fail_on) for judgement in judgements)
 
 
-def judge(paths: Sequence[Path], control: Path | None, rules: Path | None) -> tuple[Judgement, ...]:
-    """What each run was found to have, in the order given."""
-    from analyzer.diagnoses import DIAGNOSES, assess_runs
+def judge(
+    paths: Sequence[Path], control: Path | None, rules: Path | None, limits: Limits
+) -> tuple[Judgement, ...]:
+    """What each run was found to have, in the order given. ``limits`` bound the rules of the user's own."""
+    from analyzer.diagnoses import assess_runs
     from analyzer.diagnoses.control import control_gap, raised
-    from analyzer.diagnoses.user_rules import load_rules
+    from analyzer.diagnoses.user_rules import run_rules
     from analyzer.diagnosis_report import Judgement, spike_rows
     from analyzer.run_log import open_runs
 
     judgements = []
+    user_assessments = {} if rules is None else run_rules(paths, rules, limits)
     with open_runs(paths) as run_log:
-        diagnoses = (*DIAGNOSES, *(() if rules is None else load_rules(run_log, rules)))
-        for run, assessments in assess_runs(run_log, diagnoses).items():
+        for run, ours in assess_runs(run_log).items():
             path = run_log.paths[run]
+            assessments = (*ours, *user_assessments.get(run, ()))
             gap = None if control is None else control_gap(path, control)
             spikes = spike_rows(run_log, run, assessments)
             judged = assessments if gap is None else raised(assessments, gap)

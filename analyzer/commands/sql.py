@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not queries:
         _write(arguments, listing(runs))
         return FINE
-    from analyzer.sandbox import TIMEOUT_SECONDS, run_query
+    from analyzer.sandbox import TIMEOUT_SECONDS, Limits, run_query
 
-    result = run_query(runs, queries[0], arguments.timeout or TIMEOUT_SECONDS)
+    result = run_query(runs, queries[0], Limits(arguments.timeout or TIMEOUT_SECONDS))
     for warning in result.warnings:
         note(f"warning: {warning}")
     if arguments.parquet is not None:

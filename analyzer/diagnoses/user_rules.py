@@ -2,49 +2,118 @@
 
 A file's comment begins with the question that it asks. It may have header lines of its own:
 ``-- title: ...``, ``-- severity: S1`` to ``S4``, ``-- evidence: proof`` or ``signature``, and
-``-- requires: steps.train_loss, gradient.l2_norm``.
+``-- requires: steps.train_loss, gradient.l2_norm``. The SQL is somebody else's: like a query of
+``analyzer sql`` it runs in a child process.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 import duckdb
 
-from analyzer.diagnoses.declaration import EVIDENCES, SEVERITIES, Diagnosis, Evidence, Severity
+from analyzer.diagnoses.assessment import assess_runs
+from analyzer.diagnoses.declaration import (
+    EVIDENCES,
+    SEVERITIES,
+    Assessment,
+    Diagnosis,
+    Evidence,
+    Finding,
+    Severity,
+)
 from analyzer.errors import AnalyzerError
 from analyzer.query_library import Query, library, parse_query
-from analyzer.run_log import RunLog
+from analyzer.run_log import RunLog, open_runs
+from analyzer.sandbox import LIMITS, Answer, Json, Limits, ask, bounded, lock_down, serve
 
 FINDING_COLUMNS = ("run", "first_step", "last_step", "subject", "observed", "threshold", "detail")
 HEADER_LINE = re.compile(r"^-- (title|severity|evidence|requires): (.+)$", re.MULTILINE)
-MEMORY_LIMIT = "2GiB"
 LOSS_PANEL = 1
 
 
-def load_rules(run_log: RunLog, directory: Path) -> tuple[Diagnosis, ...]:
-    """The rules of a directory, by name, their macros created on the log's connection.
+def run_rules(
+    paths: Sequence[Path], directory: Path, limits: Limits = LIMITS
+) -> dict[str, tuple[Assessment, ...]]:
+    """What the rules of a directory come to on each run, by run name, in a child process under limits.
 
-    From here on the connection reads no files and takes no settings, since the SQL is not ours.
-    Raises AnalyzerError with one line for the first file that is not a rule.
+    The time is for all of them. Raises AnalyzerError with one line for the first file that is not a rule, or
+    that takes too long or too much memory.
     """
+    rule_paths(directory)
+    request = {"paths": [str(path) for path in paths], "directory": str(directory)}
+    header, _ = ask("analyzer.diagnoses.user_rules", request, limits, f"{directory}: rules")
+    return {run: tuple(map(_assessment, given)) for run, given in header["assessments"].items()}
+
+
+def rule_paths(directory: Path) -> list[Path]:
+    """The files of a directory of rules, by name. Raises AnalyzerError when there are none."""
     if not directory.is_dir():
         raise AnalyzerError(f"{directory}: no such directory: name one that holds rules as .sql files")
     paths = sorted(directory.glob("*.sql"))
     if not paths:
         raise AnalyzerError(f"{directory}: no .sql file in it: write one macro per rule, named like its file")
-    lock_down(run_log.connection)
-    return tuple(_load_rule(run_log, path) for path in paths)
+    return paths
 
 
-def lock_down(connection: duckdb.DuckDBPyConnection) -> None:
-    """No files, no network, no extensions, bounded memory, and no way back."""
-    connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
-    connection.execute("SET temp_directory = ''")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
+def _assessment(given: Json) -> Assessment:
+    """An assessment from its JSON, which has lists for tuples."""
+    words = given["diagnosis"]
+    lists = {name: tuple(words[name]) for name in ("explains", "requires")}
+    return Assessment(
+        Diagnosis(**{**words, **lists}),
+        given["outcome"],
+        tuple(given["missing"]),
+        tuple(Finding(**finding) for finding in given["findings"]),
+    )
+
+
+def _answer(request: Json, limits: Limits) -> Answer:
+    """The child's side of ``run_rules``."""
+    started = time.monotonic()
+    outcomes: dict[str, list[Json]] = {}
+    with open_runs([Path(path) for path in request["paths"]]) as run_log:
+        lock_down(run_log.connection, limits)  # before the first rule: its SQL is not ours
+        for path in rule_paths(Path(request["directory"])):
+            spent = time.monotonic() - started
+            with bounded(run_log.connection, limits, f"{path}: rule", spent):
+                assessments = _assess(run_log, path)
+            for run, (assessment,) in assessments.items():
+                outcomes.setdefault(run, []).append(asdict(assessment))
+    return {"assessments": outcomes}, None
+
+
+def _assess(run_log: RunLog, path: Path) -> dict[str, tuple[Assessment, ...]]:
+    """What one rule comes to on each run, its findings of the types that ours have."""
+    diagnosis = _load_rule(run_log, path)
+    try:
+        assessments = assess_runs(run_log, [diagnosis])
+        return {
+            run: tuple(replace(one, findings=tuple(map(_typed, one.findings))) for one in of_run)
+            for run, of_run in assessments.items()
+        }
+    except (AnalyzerError, TypeError, ValueError, OverflowError) as error:
+        raise AnalyzerError(f"{path}: {_first_line(error)}") from None
+
+
+def _typed(finding: Finding) -> Finding:
+    """The finding with whole steps, floats and text: SQL may have made decimals or wide integers of them."""
+    first, last = (None if s is None else int(s) for s in (finding.first_step, finding.last_step))
+    observed, threshold = (None if v is None else float(v) for v in (finding.observed, finding.threshold))
+    return replace(
+        finding,
+        first_step=first,
+        last_step=last,
+        subject=str(finding.subject),
+        observed=observed,
+        threshold=threshold,
+        detail=str(finding.detail),
+    )
 
 
 def _load_rule(run_log: RunLog, path: Path) -> Diagnosis:
@@ -106,3 +175,7 @@ def _declaration(query: Query, header: dict[str, str]) -> Diagnosis:
         requires=tuple(need.strip() for need in header.get("requires", "").split(",") if need.strip()),
         panel=LOSS_PANEL,
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(_answer, "rules"))

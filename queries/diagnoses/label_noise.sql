@@ -42,7 +42,8 @@ judged AS (
         run, step, tail, middle, example_count, earlier_step, tail_ratio, middle_ratio,
         ln(tail_ratio) / ln(middle_ratio) AS pace,
         count(*) FILTER (
-            WHERE middle < learned_threshold AND middle_ratio < median_threshold AND tail_ratio > tail_threshold AND tail > loss_threshold
+            WHERE middle < learned_threshold AND middle_ratio < median_threshold
+                AND tail_ratio > tail_threshold AND tail > loss_threshold
                 AND ln(tail_ratio) / ln(middle_ratio) < pace_threshold
         ) OVER (PARTITION BY run ORDER BY step ROWS BETWEEN 4 PRECEDING AND CURRENT ROW) AS met_count
     FROM changes

@@ -40,35 +40,12 @@ agreeing AS (
     FROM at_peak
     WHERE row_count = window_rows AND cosine > cosine_threshold
 ),
-plans AS (
-    SELECT
-        run,
-        json_extract_string(planned_schedule, '$.kind') = 'linear warmup, constant' AS is_constant,
-        TRY_CAST(json_extract_string(planned_schedule, '$.peak') AS DOUBLE) AS peak,
-        TRY_CAST(json_extract_string(planned_schedule, '$.final') AS DOUBLE) AS final,
-        TRY_CAST(json_extract_string(planned_schedule, '$.warmup_steps') AS DOUBLE) AS warmup,
-        TRY_CAST(json_extract_string(planned_schedule, '$.total_steps') AS DOUBLE) AS total
-    FROM runs
-    WHERE json_extract_string(planned_schedule, '$.kind') IN ('linear warmup, cosine decay', 'linear warmup, constant')
-),
-declared AS (
-    SELECT
-        run, step, learning_rate, planned_learning_rate,
-        CASE
-            WHEN step < warmup THEN peak * (step + 1) / warmup
-            WHEN is_constant THEN peak
-            ELSE final + (peak - final) * (1 + cos(pi() * least(1, (step - warmup) / greatest(1, total - warmup)))) / 2
-        END AS declared_rate
-    FROM steps
-    JOIN plans USING (run)
-    WHERE rank = 0 AND isfinite(learning_rate) AND isfinite(planned_learning_rate)
-),
 compared AS (
     SELECT
         run, step, learning_rate, declared_rate,
         learning_rate < plan_share * declared_rate
             AND abs(learning_rate - planned_learning_rate) <= 0.01 * declared_rate AS is_below
-    FROM declared
+    FROM declared_rate_by_step()
 ),
 stretches AS (
     SELECT
@@ -100,7 +77,8 @@ SELECT
     arg_min(ratio, step) AS observed, -- 1, median over matrices, largest of the first such window
     any_value(CAST(ratio_threshold AS DOUBLE)) AS threshold, -- 1
     format(
-        'updates of {:.3g} of the weights at a learning rate of {:.3g}, ', arg_min(ratio, step), arg_min(learning_rate, step)
+        'updates of {:.3g} of the weights at a learning rate of {:.3g}, ', arg_min(ratio, step),
+        arg_min(learning_rate, step)
     ) || arg_min(reason, step) AS detail -- text
 FROM slow
 GROUP BY run
