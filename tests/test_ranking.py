@@ -71,8 +71,8 @@ def test_two_independent_faults_are_two_causes() -> None:
 
 def test_proof_comes_before_signature_before_anomaly() -> None:
     """However early the others are."""
-    given = (fired("loss_spike", 3), fired("dead_units", 5), fired("data_not_shuffled", 100))
-    assert cause_names(*given) == ["data_not_shuffled", "dead_units", "loss_spike"]
+    given = (fired("loss_spike", 3), fired("label_noise", 5), fired("causal_mask_absent", 100))
+    assert cause_names(*given) == ["causal_mask_absent", "label_noise", "loss_spike"]
 
 
 def test_the_earliest_comes_first() -> None:

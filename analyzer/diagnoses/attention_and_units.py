@@ -89,6 +89,8 @@ ATTENTION_AND_UNITS = (
         explains=(
             "detached_branch",
             "underfitting",
+            "loss_spike",
+            "gradient_norm_spike",
         ),
         requires=(
             "units.unit_count",
