@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from query_call import answer
-from synthetic import healthy_run, write_run
+from synthetic import MANIFEST, healthy_run, write_run
 
 from analyzer.run_log import open_runs
 
@@ -124,9 +125,36 @@ def test_first_nonfinite_names_the_origin_first(tmp_path: Path) -> None:
         "steps": [{"step": 5, "train_loss": NAN}, {"step": 6, "train_loss": NAN}],
     }
     assert answer(tmp_path, tables, "FROM first_nonfinite()") == [
-        ("run", 5, "tensors", "down.weight", "weight", 2, 1, 1),
-        ("run", 5, "steps", "train_loss", "loss", 1, 0, 2),
+        ("run", 0, 5, "tensors", "down.weight", "weight", 2, 1, 1),
+        ("run", 0, 5, "steps", "train_loss", "loss", 1, 0, 2),
     ]
+
+
+def test_first_nonfinite_of_several_ranks(tmp_path: Path) -> None:
+    """One query gives rank, step, kind and tensor, whichever rank it happened on."""
+    rows = [{"step": 4, "tensor_id": 0, "kind": "gradient", "nan_count": 1}]
+    write_run(tmp_path / "run", {"tensor_names": NAMES, "steps": [{"step": 4, "train_loss": NAN}]})
+    write_run(tmp_path / "run", {"tensor_names": NAMES, "tensors": rows}, rank=1)
+    write_run(tmp_path / "run", {"tensor_names": NAMES, "tensors": [rows[0] | {"step": 3}]}, rank=2)
+    with open_runs([tmp_path / "run"]) as run_log:
+        sql = "SELECT rank, step, kind, subject FROM first_nonfinite()"
+        assert run_log.connection.execute(sql).fetchall() == [(2, 3, "gradient", "up.weight")]
+
+
+def test_two_named_runs_are_compared_whatever_they_are(tmp_path: Path) -> None:
+    """Of two seeds only when both are named; then the first step and tensor that differ, in one row."""
+    for name, hashes in (("a", (1, 2, 3)), ("b", (1, 2, 9))):
+        tensors = [
+            {"step": step, "tensor_id": 1, "kind": "weight", "content_hash": value}
+            for step, value in enumerate(hashes)
+        ]
+        manifest = dataclasses.replace(MANIFEST, seed=ord(name))
+        write_run(tmp_path / name, {"tensor_names": NAMES, "tensors": tensors}, manifest)
+    columns = "SELECT run, other_run, step, quantity FROM first_divergence"
+    with open_runs([tmp_path / "a", tmp_path / "b"]) as run_log:
+        found = run_log.connection.execute(f"{columns}('a', 'b')").fetchall()
+        assert found == [("a", "b", 2, "down.weight")]
+        assert run_log.connection.execute(f"{columns}()").fetchall() == []
 
 
 def test_a_tensor_whose_name_was_cut_off_is_not_lost(tmp_path: Path) -> None:

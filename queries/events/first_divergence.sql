@@ -1,8 +1,11 @@
--- Where two runs of one seed and configuration part: the first step and quantity whose hashes differ.
+-- Where two runs part: the first step and quantity whose hashes differ.
 -- Source: hashes of batches and weights at steps that both runs recorded; within a step the data come first, then the
--- weights in the order of the forward pass. Runs with other thread counts or package versions are not compared:
--- sums in another order are no fault.
-CREATE OR REPLACE MACRO first_divergence() AS TABLE
+-- weights in the order of the forward pass. Two runs that are named are compared whatever they are; of the others those
+-- of one seed, configuration, thread count and package versions: sums in another order are no fault.
+CREATE OR REPLACE MACRO first_divergence(
+    run_a := NULL, -- run name; NULL: every opened run
+    run_b := NULL -- run name; NULL: every run that must repeat it
+) AS TABLE
 WITH environments AS (
     SELECT
         run,
@@ -15,10 +18,18 @@ WITH environments AS (
 pairs AS (
     SELECT one.run, other.run AS other_run
     FROM runs AS one
-    JOIN runs AS other ON other.run <> one.run AND other.seed = one.seed AND other.config = one.config
+    JOIN runs AS other ON other.run <> one.run
+        AND one.run = coalesce(run_a, one.run)
+        AND other.run = coalesce(run_b, other.run)
     LEFT JOIN environments AS here ON here.run = one.run
     LEFT JOIN environments AS there ON there.run = other.run
-    WHERE here.threads IS NOT DISTINCT FROM there.threads AND here.packages IS NOT DISTINCT FROM there.packages
+    WHERE (run_a IS NOT NULL AND run_b IS NOT NULL)
+        OR (
+            other.seed = one.seed
+            AND other.config = one.config
+            AND here.threads IS NOT DISTINCT FROM there.threads
+            AND here.packages IS NOT DISTINCT FROM there.packages
+        )
 ),
 hashes AS (
     SELECT run, step, 0 AS place, 'batch' AS quantity, batch_hash AS hash
@@ -44,7 +55,7 @@ differences AS (
 )
 SELECT
     run, -- run directory
-    other_run, -- the run of the same seed and configuration
+    other_run, -- the run that it is compared with
     step, -- optimizer updates, first recorded step that differs
     quantity, -- "batch", or the dotted name of a weight
     hash, -- 64-bit hash

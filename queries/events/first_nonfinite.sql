@@ -4,12 +4,13 @@
 CREATE OR REPLACE MACRO first_nonfinite() AS TABLE
 WITH ordered_values AS (
     SELECT
-        run, step, source, subject, kind, nan_count, infinity_count, order_in_step,
+        run, rank, step, source, subject, kind, nan_count, infinity_count, order_in_step,
         min(step) OVER (PARTITION BY run) AS first_step
     FROM nonfinite_values_by_step()
 )
 SELECT
     run, -- run directory
+    rank, -- process of a distributed run, from 0
     step, -- optimizer updates
     source, -- table: tensors, steps or evaluations
     subject, -- name of the tensor, column of steps, or split
