@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: demo test check benchmark calibrate dashboard clean
+.PHONY: demo test check benchmark survive calibrate dashboard clean
 
 demo: $(INSTALLED)
 	@$(PYTHON) -m experiments demo
@@ -21,6 +21,12 @@ check: $(TEST_INSTALLED)
 benchmark: $(TEST_INSTALLED)
 	$(PYTHON) -m benchmarks.step_time
 	$(PYTHON) -m benchmarks.recorder_overhead
+	$(PYTHON) -m benchmarks.statistics_kernel
+	$(PYTHON) -m benchmarks.write_path
+
+# 200 recording runs killed at random moments, about four minutes; `make test` kills a few.
+survive: $(TEST_INSTALLED)
+	$(PYTHON) -m benchmarks.crash --kills 200
 
 # Faults x severities x seeds, and docs/calibration.md: about 1.5 hours on two cores; continues where it was.
 calibrate: $(INSTALLED)

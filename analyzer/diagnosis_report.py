@@ -66,6 +66,11 @@ def report_text(judgement: Judgement) -> str:
 
 
 def _gap_text(gap: ControlGap) -> str:
+    if gap.gap is None:
+        return (
+            f"against {gap.control}: {gap.split} is not finite on any of {gap.nonfinite_count} examples "
+            f"at step {gap.step}, where the control is"
+        )
     interval = "" if gap.lower is None else f" ({gap.lower:.3g} to {gap.upper:.3g})"
     word = "worse beyond its interval" if gap.is_worse() else "not worse beyond its interval"
     return (

@@ -1,27 +1,28 @@
-"""What one logged scalar costs, beside other loggers, on the same workload in the same process.
+"""What one logged scalar costs, beside other loggers, on the same workload in the same run.
 
-    python -m benchmarks.peers [--tensors 20] [--steps 200]
+    python -m benchmarks.peers [--tensors 20] [--steps 200] [--kill-seconds 3] [--query-scalars 3000000]
 
 Each step logs eight statistics of every tensor. `tight` logs step after step; `loop` does 5 ms of work that
 empties the caches between two steps, as training does, and counts the logging calls only. Writers that hand
 their work to a thread or a process of their own show it in `cpu`: processor time of the process and its ended
-children per scalar, in the tight loop, closing included. Loggers that are not installed are left out; none is
-a dependency.
+children per scalar, in the tight loop, closing included.
+
+`read back` is the share of steps that a reader finds after SIGKILL ended a process that had logged in such a
+loop for a few seconds, and `lost` the seconds that are missing: rows that had not left the process. `query`
+is the time of a fresh process, from its start to one curve, one scalar at every step, of 3 million scalars.
+
+Loggers that are not installed are left out; none is a dependency.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
 import os
 import resource
-import shutil
-import struct
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,102 +30,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from recorder.schema import TENSORS
-from recorder.segment import Segment
-from recorder.writer import Block
+from benchmarks.peer_loggers import PEERS, STATISTICS, Peer
 
-STATISTICS = ("l2_norm", "mean", "mean_abs", "std", "min", "max", "zero_fraction", "spectral_norm")
 WORK_SECONDS = 0.005
-
-Log = Callable[[int, np.ndarray], None]
-"""(step, (tensors, 8) float64)."""
-
-
-@contextlib.contextmanager
-def flight_recorder(directory: Path, tensors: int) -> Iterator[Log]:
-    """The recorder's own write path: one block of rows for each step."""
-    segment = Segment(directory, 0, "raise", fsync_seconds=0)
-    ids = np.arange(tensors)
-
-    def log(step: int, values: np.ndarray) -> None:
-        columns = {"step": step, "tensor_id": ids, "kind": "gradient"}
-        columns |= {name: values[:, index] for index, name in enumerate(STATISTICS)}
-        segment.append([Block(TENSORS.name, tensors, columns)])
-
-    yield log
-    segment.close()
-
-
-@contextlib.contextmanager
-def raw_write(directory: Path, tensors: int) -> Iterator[Log]:
-    """The floor: the same numbers as bytes, one write per step, no schema, no flush guarantee."""
-    directory.mkdir(parents=True)
-    with (directory / "raw.bin").open("wb", buffering=0) as file:
-        yield lambda step, values: file.write(struct.pack("q", step) + values.tobytes()) and None
-
-
-@contextlib.contextmanager
-def json_lines(directory: Path, tensors: int) -> Iterator[Log]:
-    """One JSON object per step, flushed."""
-    directory.mkdir(parents=True)
-    names = scalar_names(tensors)
-    with (directory / "log.jsonl").open("w", encoding="utf-8") as file:
-
-        def log(step: int, values: np.ndarray) -> None:
-            file.write(json.dumps({"step": step, **named(names, values)}) + "\n")
-            file.flush()
-
-        yield log
-
-
-@contextlib.contextmanager
-def tensorboard(directory: Path, tensors: int) -> Iterator[Log]:
-    """TensorBoard's own event writer, scalar by scalar."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(directory))
-    names = scalar_names(tensors)
-
-    def log(step: int, values: np.ndarray) -> None:
-        for name, value in named(names, values).items():
-            summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-            writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
-
-    yield log
-    writer.close()
-
-
-@contextlib.contextmanager
-def wandb_offline(directory: Path, tensors: int) -> Iterator[Log]:
-    """W&B in offline mode, one call per step."""
-    import wandb
-
-    directory.mkdir(parents=True)
-    os.environ["WANDB_SILENT"] = "true"
-    run = wandb.init(project="benchmark", mode="offline", dir=str(directory))
-    names = scalar_names(tensors)
-    yield lambda step, values: run.log(named(names, values), step=step)
-    run.finish()
-
-
-@contextlib.contextmanager
-def trackio(directory: Path, tensors: int) -> Iterator[Log]:
-    """Trackio on its local SQLite store, one call per step."""
-    os.environ["TRACKIO_DIR"] = str(directory)
-    import trackio as library
-
-    names = scalar_names(tensors)
-    with contextlib.redirect_stdout(io.StringIO()):
-        library.init(project="benchmark", embed=False)
-        yield lambda step, values: library.log(
-            dict(zip(names, values.ravel().tolist(), strict=True)), step=step
-        )
-        library.finish()
-
-
-PEERS = (flight_recorder, raw_write, json_lines, tensorboard, wandb_offline, trackio)
+SETTLE_SECONDS = 2.0  # after a kill: helper processes of a logger may still write what they have
 
 
 @dataclass(frozen=True)
@@ -137,27 +46,31 @@ class Cost:
     bytes: float
 
 
-def scalar_names(tensors: int) -> list[str]:
-    """Names as a user would give them."""
-    return [f"blocks.{index}.weight/{statistic}" for index in range(tensors) for statistic in STATISTICS]
+class Work:
+    """What a training step does to the caches."""
+
+    def __init__(self) -> None:
+        self._evict = np.ones(4_000_000, np.float32)  # 16 MB, more than the caches hold
+
+    def step(self) -> None:
+        """Five milliseconds of it."""
+        deadline = time.perf_counter() + WORK_SECONDS
+        while time.perf_counter() < deadline:
+            self._evict *= 1.0
 
 
-def named(names: list[str], values: np.ndarray) -> dict[str, float]:
-    """The scalars of one step by name."""
-    return dict(zip(names, values.ravel().tolist(), strict=True))
-
-
-Peer = Callable[[Path, int], contextlib.AbstractContextManager[Log]]
+def step_values(steps: int, tensors: int) -> np.ndarray:
+    """(steps, tensors, 8) float64."""
+    return np.random.default_rng(0).standard_normal((steps, tensors, len(STATISTICS)))
 
 
 def measure(peer: Peer, tensors: int, steps: int) -> Cost:
     """Log the same numbers twice, tight and in a loop, each into a directory of its own."""
-    values = np.random.default_rng(0).standard_normal((steps, tensors, len(STATISTICS)))
-    scalars = steps * tensors * len(STATISTICS)
-    evict = np.ones(4_000_000, np.float32)  # 16 MB, more than the caches hold
+    values = step_values(steps, tensors)
+    work = Work()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         before = processor_seconds()
-        with peer(Path(name) / "tight", tensors) as log:
+        with peer.writer(Path(name) / "tight", tensors) as log:
             start = time.perf_counter()
             for step in range(steps):
                 log(step, values[step])
@@ -165,22 +78,92 @@ def measure(peer: Peer, tensors: int, steps: int) -> Cost:
         cpu = processor_seconds() - before
         size = sum(path.stat().st_size for path in (Path(name) / "tight").rglob("*") if path.is_file())
         loop = 0.0
-        with peer(Path(name) / "loop", tensors) as log:
+        with peer.writer(Path(name) / "loop", tensors) as log:
             for step in range(steps):
-                deadline = time.perf_counter() + WORK_SECONDS
-                while time.perf_counter() < deadline:
-                    evict *= 1.0
+                work.step()
                 start = time.perf_counter()
                 log(step, values[step])
                 loop += time.perf_counter() - start
-        shutil.rmtree(Path(name), ignore_errors=True)
-    return Cost(1e6 * tight / scalars, 1e6 * loop / scalars, 1e6 * cpu / scalars, size / scalars)
+    tight, loop, cpu = (1e6 * seconds / values.size for seconds in (tight, loop, cpu))
+    return Cost(tight, loop, cpu, size / values.size)
 
 
 def processor_seconds() -> float:
     """User and system time of this process and of its ended children."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in usage)
+
+
+def log_until_killed(peer: Peer, directory: Path, tensors: int) -> None:
+    """Log in a loop with work, and leave a byte outside for each step that was logged."""
+    values, work = step_values(1, tensors)[0], Work()
+    with peer.writer(directory, tensors) as log, _witness(directory).open("wb", buffering=0) as witness:
+        for step in range(10**9):
+            work.step()
+            log(step, values)
+            witness.write(b".")
+
+
+def _witness(directory: Path) -> Path:
+    return directory.with_suffix(".witness")
+
+
+def survivors(peer: Peer, tensors: int, seconds: float) -> tuple[int, int]:
+    """(steps that can be read back, steps that were logged) of a process that SIGKILL ended."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        directory = Path(name) / "log"
+        with subprocess.Popen(
+            _command(peer, "die", directory, tensors), stderr=subprocess.DEVNULL
+        ) as process:
+            while not _witness(directory).exists():
+                time.sleep(0.01)
+            time.sleep(seconds)
+            process.kill()
+        time.sleep(SETTLE_SECONDS)
+        return _curve_length(peer, directory, tensors), _witness(directory).stat().st_size
+
+
+def query_seconds(peer: Peer, tensors: int, scalar_count: int) -> float:
+    """Seconds from the start of a fresh process to one curve of a long run."""
+    steps = scalar_count // (tensors * len(STATISTICS))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        directory = Path(name) / "log"
+        fill = [*_command(peer, "fill", directory, tensors), "--steps", str(steps)]
+        subprocess.run(fill, check=True, capture_output=True)
+        start = time.perf_counter()
+        found = _curve_length(peer, directory, tensors)
+        seconds = time.perf_counter() - start
+    if found != steps:
+        raise RuntimeError(f"{peer.name}: logged {steps} steps, read {found}")
+    return seconds
+
+
+def log_tight(peer: Peer, directory: Path, tensors: int, steps: int) -> None:
+    """Log a long run as fast as the logger takes it."""
+    values = step_values(1, tensors)[0]
+    with peer.writer(directory, tensors) as log:
+        for step in range(steps):
+            log(step, values)
+
+
+def _curve_length(peer: Peer, directory: Path, tensors: int) -> int:
+    command = _command(peer, "curve", directory, tensors)
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def _command(peer: Peer, what: str, directory: Path, tensors: int) -> list[str]:
+    module = [sys.executable, "-m", "benchmarks.peers", "--tensors", str(tensors)]
+    return [*module, "--child", what, str(PEERS.index(peer)), str(directory)]
+
+
+def child(what: str, peer: Peer, directory: Path, tensors: int, steps: int) -> None:
+    """The part of a process of its own: some loggers take one directory each, and one is killed."""
+    if what == "die":
+        log_until_killed(peer, directory, tensors)
+    elif what == "fill":
+        log_tight(peer, directory, tensors, steps)
+    else:
+        print(len(peer.curve(directory, tensors)))
 
 
 def main() -> None:
@@ -190,22 +173,38 @@ def main() -> None:
     )
     parser.add_argument("--tensors", type=int, default=20)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--kill-seconds", type=float, default=3.0)
+    parser.add_argument("--query-scalars", type=int, default=3_000_000)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    workload = f"{arguments.tensors} tensors x {len(STATISTICS)} statistics x {arguments.steps} steps"
-    print(f"{workload}; microseconds per scalar")
-    print(f"{'':<18} {'tight':>8} {'loop':>8} {'loop, ratio':>12} {'cpu':>8} {'bytes':>8}")
+    if arguments.child:
+        what, index, directory = arguments.child
+        child(what, PEERS[int(index)], Path(directory), arguments.tensors, arguments.steps)
+    else:
+        print_table(arguments.tensors, arguments.steps, arguments.kill_seconds, arguments.query_scalars)
+
+
+def print_table(tensors: int, steps: int, kill_seconds: float, query_scalars: int) -> None:
+    """One line per logger, as it is measured."""
+    print(f"{tensors} tensors x {len(STATISTICS)} statistics x {steps} steps; microseconds per scalar")
+    heads = ("tight", "loop", "loop, ratio", "cpu", "bytes", "read back", "lost, s", "query, s")
+    print(f"{'':<16}" + "".join(f"{head:>12}" for head in heads))
     own = None
     for peer in PEERS:
         try:
-            cost = measure(peer, arguments.tensors, arguments.steps)
+            cost = measure(peer, tensors, steps)
         except ImportError as error:
-            print(f"{peer.__name__:<18} not installed ({error.name})")
+            print(f"{peer.name:<16} not installed ({error.name})")
             continue
         own = own or cost
+        kept, logged = survivors(peer, tensors, kill_seconds)
+        lost_seconds = kill_seconds * (1 - kept / logged)
+        query = query_seconds(peer, tensors, query_scalars)
         ratio = cost.loop_microseconds / own.loop_microseconds
         print(
-            f"{peer.__name__:<18} {cost.tight_microseconds:8.3f} {cost.loop_microseconds:8.3f} {ratio:12.1f}"
-            f" {cost.cpu_microseconds:8.3f} {cost.bytes:8.1f}",
+            f"{peer.name:<16}{cost.tight_microseconds:12.3f}{cost.loop_microseconds:12.3f}{ratio:12.1f}"
+            f"{cost.cpu_microseconds:12.3f}{cost.bytes:12.1f}{100 * kept / logged:11.1f}%{lost_seconds:12.2f}"
+            f"{query:12.2f}",
             flush=True,
         )
 

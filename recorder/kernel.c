@@ -295,11 +295,12 @@ static void mark_fired_units(const float *outputs, Py_ssize_t tokens, Py_ssize_t
     }
 }
 
-/* |W v| and then v := W'W v / |W'W v|, for a row-major (rows, columns) W: one pass over its memory. */
+/* back := W'W v for a row-major (rows, columns) W, and |W v|^2: one pass over the memory of W. */
 FOR_EVERY_CPU
-static double power_step(const float *matrix, Py_ssize_t rows, Py_ssize_t columns, float *vector, float *back)
+static double gram_product(const float *matrix, Py_ssize_t rows, Py_ssize_t columns, const float *vector,
+                           float *back)
 {
-    double square_sum = 0, vector_square_sum = 0, back_square_sum = 0;
+    double square_sum = 0;
     Py_ssize_t whole = columns - columns % LANES;
     memset(back, 0, sizeof(float) * columns);
     for (Py_ssize_t row = 0; row < rows; row++, matrix += columns) {
@@ -319,14 +320,99 @@ static double power_step(const float *matrix, Py_ssize_t rows, Py_ssize_t column
         for (Py_ssize_t c = whole; c < columns; c++)
             back[c] += image * matrix[c];
     }
-    for (Py_ssize_t c = 0; c < columns; c++) {
-        vector_square_sum += (double)vector[c] * vector[c];
-        back_square_sum += (double)back[c] * back[c];
+    return square_sum;
+}
+
+#define MOST_LANCZOS_STEPS 32
+
+static double dot(const float *left, const float *right, Py_ssize_t count)
+{
+    double sum = 0;
+    for (Py_ssize_t position = 0; position < count; position++)
+        sum += (double)left[position] * right[position];
+    return sum;
+}
+
+/* Largest eigenvalue of a symmetric tridiagonal matrix, by bisection: below it, and only there, some pivot of
+ * T - x is not negative (Sylvester's law of inertia). */
+static double largest_eigenvalue(const double *diagonal, const double *beside, int size)
+{
+    double low = diagonal[0], high = 0;
+    for (int i = 0; i < size; i++) {
+        double radius = (i > 0 ? beside[i - 1] : 0) + (i + 1 < size ? beside[i] : 0);
+        low = fmax(low, diagonal[i]);
+        high = fmax(high, diagonal[i] + radius); /* Gershgorin */
     }
-    float scale = (float)(1 / sqrt(back_square_sum));
-    for (Py_ssize_t c = 0; c < columns; c++)
-        vector[c] = back[c] * scale;
-    return sqrt(square_sum / vector_square_sum); /* |v| is 1 but for rounding: the bound must hold exactly */
+    for (int halving = 0; halving < 60 && high > low; halving++) {
+        double middle = low + (high - low) / 2, pivot = diagonal[0] - middle;
+        for (int i = 1; i < size && pivot < 0; i++)
+            pivot = diagonal[i] - middle - beside[i - 1] * beside[i - 1] / pivot;
+        if (pivot < 0)
+            high = middle;
+        else
+            low = middle;
+    }
+    return low;
+}
+
+/* Unit eigenvector of that eigenvalue, by inverse iteration: with a shift just above it T - shift is negative
+ * definite, so elimination needs no pivoting. */
+static void leading_eigenvector(const double *diagonal, const double *beside, int size, double value,
+                                double *vector)
+{
+    double pivots[MOST_LANCZOS_STEPS], shift = value * (1 + 1e-10);
+    for (int i = 0; i < size; i++) {
+        pivots[i] = diagonal[i] - shift - (i > 0 ? beside[i - 1] * beside[i - 1] / pivots[i - 1] : 0);
+        vector[i] = 1;
+    }
+    for (int repeat = 0; repeat < 3; repeat++) {
+        double square_sum = 0;
+        for (int i = 1; i < size; i++)
+            vector[i] -= beside[i - 1] / pivots[i - 1] * vector[i - 1];
+        for (int i = size - 1; i >= 0; i--) {
+            vector[i] = (vector[i] - (i + 1 < size ? beside[i] * vector[i + 1] : 0)) / pivots[i];
+            square_sum += vector[i] * vector[i];
+        }
+        for (int i = 0; i < size; i++)
+            vector[i] /= sqrt(square_sum);
+    }
+}
+
+/* Lanczos iteration on W'W from the unit vector basis[0], with full reorthogonalisation: the square root of the
+ * largest Ritz value, and its Ritz vector in the place of basis[0]. basis: (steps + 1, columns). At most
+ * MOST_LANCZOS_STEPS. NaN or 0 leaves a vector that is good for nothing. */
+static double lanczos_norm(const float *matrix, Py_ssize_t rows, Py_ssize_t columns, float *basis, int steps)
+{
+    double diagonal[MOST_LANCZOS_STEPS], beside[MOST_LANCZOS_STEPS], weights[MOST_LANCZOS_STEPS];
+    int size = 0;
+    do {
+        float *current = basis + size * columns, *next = current + columns;
+        double square_sum = gram_product(matrix, rows, columns, current, next);
+        if (!isfinite(square_sum) || (square_sum == 0 && size == 0))
+            return square_sum == 0 ? 0 : NAN;
+        diagonal[size++] = square_sum;
+        for (int j = 0; j < 2 * size; j++) { /* twice is enough (Parlett 1998, section 6.9) */
+            const float *earlier = basis + j % size * columns;
+            double overlap = dot(earlier, next, columns);
+            for (Py_ssize_t c = 0; c < columns; c++)
+                next[c] -= (float)(overlap * earlier[c]);
+        }
+        double length = sqrt(dot(next, next, columns));
+        beside[size - 1] = length;
+        if (!(length > 1e-6 * diagonal[0])) /* an invariant subspace: nothing new is left but rounding */
+            break;
+        for (Py_ssize_t c = 0; c < columns; c++)
+            next[c] = (float)(next[c] / length);
+    } while (size < steps);
+    double value = largest_eigenvalue(diagonal, beside, size);
+    leading_eigenvector(diagonal, beside, size, value, weights);
+    for (Py_ssize_t c = 0; c < columns; c++) {
+        double sum = 0;
+        for (int j = 0; j < size; j++)
+            sum += weights[j] * basis[j * columns + c];
+        basis[c] = (float)sum;
+    }
+    return sqrt(value);
 }
 
 static int read_floats(PyObject *object, Py_buffer *view, int flags)
@@ -544,28 +630,33 @@ static PyObject *mark_fired(PyObject *module, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* power_iteration(matrix (m, n), vector (n,), back (n,), count) -> float: moves the vector count times, or until it
- * is lost in a zero or a NaN; the last |W v| / |v| before a move. */
-static PyObject *power_iteration(PyObject *module, PyObject *arguments)
+/* lanczos(matrix (m, n), vector (n,), steps) -> float: a lower bound of the largest singular value; the vector
+ * moves on. */
+static PyObject *lanczos(PyObject *module, PyObject *arguments)
 {
     PyObject *array, *start;
-    Py_buffer matrix, vector, back;
-    int count;
+    Py_buffer matrix, vector;
+    int steps;
     double norm = 0;
-    if (!PyArg_ParseTuple(arguments, "OOw*i", &array, &start, &back, &count))
+    if (!PyArg_ParseTuple(arguments, "OOi", &array, &start, &steps))
         return NULL;
     if (read_floats(array, &matrix, 0) == 0) {
         if (read_floats(start, &vector, PyBUF_WRITABLE) == 0) {
-            if (matrix.ndim != 2 || vector.len != matrix.shape[1] * 4 || back.len != vector.len)
-                PyErr_SetString(PyExc_ValueError, "expected (m, n), (n,) and (n,) float32");
-            else
-                for (int move = 0; move < count && (move == 0 || (norm > 0 && isfinite(norm))); move++)
-                    norm = power_step(matrix.buf, matrix.shape[0], matrix.shape[1], vector.buf, back.buf);
+            float *basis = NULL;
+            if (matrix.ndim != 2 || vector.len != matrix.shape[1] * 4 || steps < 1 || steps > MOST_LANCZOS_STEPS)
+                PyErr_SetString(PyExc_ValueError, "expected (m, n) and (n,) float32, and 1 to 32 steps");
+            else if ((basis = PyMem_Malloc(vector.len * (steps + 1) + 1)) == NULL)
+                PyErr_NoMemory();
+            else {
+                memcpy(basis, vector.buf, vector.len);
+                norm = lanczos_norm(matrix.buf, matrix.shape[0], matrix.shape[1], basis, steps);
+                memcpy(vector.buf, basis, vector.len);
+                PyMem_Free(basis);
+            }
             PyBuffer_Release(&vector);
         }
         PyBuffer_Release(&matrix);
     }
-    PyBuffer_Release(&back);
     return PyErr_Occurred() ? NULL : PyFloat_FromDouble(norm);
 }
 
@@ -579,7 +670,7 @@ static PyMethodDef methods[] = {
     {"future_mass", future_mass, METH_VARARGS, "Add attention on later keys to sums per head."},
     {"attention_entropy", attention_entropy, METH_VARARGS, "Add normalised entropies to sums per head."},
     {"mark_fired", mark_fired, METH_VARARGS, "Mark the units that are not zero on some token."},
-    {"power_iteration", power_iteration, METH_VARARGS, "Move a vector towards the leading direction."},
+    {"lanczos", lanczos, METH_VARARGS, "Bound a spectral norm from below, and move a vector on."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -99,10 +99,10 @@ class Kernel(Protocol):
     def mark_fired(self, outputs: Array, fired: NDArray[np.bool_]) -> None:
         """Set the (units,) flags of units that are not zero on some row of the (tokens, units) outputs."""
 
-    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
-        """Move the (n,) vector ``count`` times by W'W / norm; |W v| / |v| before the last move.
+    def lanczos(self, matrix: Array, vector: Array, steps: int) -> float:
+        """Square root of the largest Ritz value of W'W after 1 to 32 steps from the unit (n,) vector.
 
-        NaN or 0 leaves a vector that is good for nothing.
+        The Ritz vector takes the vector's place. NaN or 0 leaves one that is good for nothing.
         """
 
 
@@ -135,7 +135,7 @@ class CompiledKernel:
         self._future_mass = _kernel.future_mass
         self._attention_entropy = _kernel.attention_entropy
         self._mark_fired = _kernel.mark_fired
-        self._power_iteration = _kernel.power_iteration
+        self.lanczos = _kernel.lanczos
 
     def future_mass(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
         """As in the protocol."""
@@ -152,10 +152,6 @@ class CompiledKernel:
     def mark_fired(self, outputs: Array, fired: NDArray[np.bool_]) -> None:
         """As in the protocol."""
         self._mark_fired(np.ascontiguousarray(outputs, np.float32), fired)
-
-    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
-        """As in the protocol."""
-        return self._power_iteration(matrix, vector, np.empty_like(vector), count)
 
 
 def _float32_attention(
@@ -246,17 +242,28 @@ class NumpyKernel:
             fires = (candidates.max(axis=0, initial=0.0) != 0) | (candidates.min(axis=0, initial=0.0) != 0)
             fired[fires if candidates is outputs else silent[fires]] = True
 
-    def power_iteration(self, matrix: Array, vector: Array, count: int) -> float:
+    def lanczos(self, matrix: Array, vector: Array, steps: int) -> float:
         """As in the protocol."""
-        norm = 0.0
-        for _ in range(count):
-            image = matrix @ vector
-            norm = float(np.linalg.norm(image) / np.linalg.norm(vector))
-            if norm == 0.0 or not math.isfinite(norm):
+        basis = [vector.copy()]
+        projected = np.zeros((steps, steps))  # of W'W onto the basis: tridiagonal
+        for size in range(1, steps + 1):
+            image = matrix @ basis[-1]
+            square = float(np.dot(image, image))
+            if not math.isfinite(square) or (square == 0.0 and size == 1):
+                return 0.0 if square == 0.0 else math.nan
+            projected[size - 1, size - 1] = square
+            following = matrix.T @ image
+            for earlier in (*basis, *basis):  # twice is enough
+                following -= np.dot(earlier, following) * earlier
+            length = float(np.linalg.norm(following))
+            if size == steps or not length > 1e-6 * projected[0, 0]:  # only rounding is left
                 break
-            back = matrix.T @ image
-            vector[:] = back / np.linalg.norm(back)
-        return norm
+            projected[size, size - 1] = projected[size - 1, size] = length
+            basis.append(following / np.float32(length))
+        values, vectors = np.linalg.eigh(projected[:size, :size])
+        vector[:] = np.stack(basis, axis=1) @ vectors[:, -1]
+        vector /= np.linalg.norm(vector)
+        return math.sqrt(values[-1])
 
     def _totals(self, arrays: list[Array]) -> Array:
         """(arrays, totals) float64: each flat array's sums and extremes."""

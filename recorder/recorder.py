@@ -88,11 +88,13 @@ class Recorder:
         self._evaluated: dict[tuple[int, str], int] = {}
         self._told: set[str] = set()
         self._closed = False
+        self._gave_up = False
+        self._finished_rows: dict[str, int] = {}  # of segments that are closed, by table
+        self._finished_bytes = 0
         self._segment = self._open(manifest or Manifest(self.run_directory.name))
         self._log_segment_start()
-        self._say(
-            f"logging to {self.run_directory}, segment {self.segment}, {self._kernel.name} statistics kernel"
-        )
+        continued = f", continued as segment {self.segment}" if self.segment else ""
+        self._say(f"logging to {self.run_directory}{continued}, {self._kernel.name} statistics kernel")
 
     @property
     def segment(self) -> int:
@@ -131,6 +133,7 @@ class Recorder:
 
     def log_examples(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the table of examples once: example_id, split, content_hash, and label columns of text."""
+        self._check_open("examples")
         arrow_schema = schema.EXAMPLES.arrow_schema()
         for name in columns:
             if name not in arrow_schema.names:
@@ -153,6 +156,7 @@ class Recorder:
         A second evaluation of the same step and split is a repeat, of which the sums are kept.
         weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
         """
+        self._check_open(f"evaluation of {split}")
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
         row = {
@@ -174,14 +178,8 @@ class Recorder:
         self, kind: str, message: str, *, step: int | None = None, payload: Mapping[str, Any] | None = None
     ) -> None:
         """Record that something happened; it reaches the operating system before this returns."""
-        row = {
-            "step": self._last_step if step is None else step,
-            "wall_time": _microseconds(),
-            "kind": kind,
-            "message": message,
-            "payload": json.dumps(payload or {}, ensure_ascii=False, default=str),
-        }
-        self._segment.append([Block("events", 1, row)], flush=True)
+        self._check_open(f"event {kind}")
+        self._event(kind, message, step, payload)
 
     def flush(self) -> None:
         """Hand every waiting row to the operating system, for example before a checkpoint is published."""
@@ -206,17 +204,18 @@ class Recorder:
 
     def begin_step(self, record: StepRecord) -> None:
         """Take what must be seen before the update; called by ``with recorder.step(step)``."""
-        if self._segment.foreign:
+        if self._is_silent():
             return
         if self._current is not None:
             raise RecorderError(
                 f"step {record.step}: step {self._current.step} has not ended; do not nest steps"
             )
-        if self._closed:
-            raise RecorderError(f"step {record.step}: the recorder of {self.run_directory} is closed")
+        self._check_open(f"step {record.step}")
         self._step_start = time.perf_counter()
         if self._last_step is not None and record.step <= self._last_step:
             self._begin_next_segment(record.step)
+            if self._gave_up:
+                return
         self._current = record
         self._last_step = record.step
         self.capture.begin(record.step, self._signals.due_in_hooks(record.step))
@@ -225,7 +224,7 @@ class Recorder:
 
     def end_step(self, record: StepRecord, *, completed: bool) -> None:
         """Summarise and append the step's rows; called at the end of ``with recorder.step(step)``."""
-        if self._segment.foreign:
+        if self._is_silent():
             return
         start = time.perf_counter()
         self._current = None
@@ -245,6 +244,16 @@ class Recorder:
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
         self._account(record.step, seconds, now - self._step_start)
+
+    def _event(self, kind: str, message: str, step: int | None, payload: Mapping[str, Any] | None) -> None:
+        row = {
+            "step": self._last_step if step is None else step,
+            "wall_time": _microseconds(),
+            "kind": kind,
+            "message": message,
+            "payload": json.dumps(payload or {}, ensure_ascii=False, default=str),
+        }
+        self._segment.append([Block("events", 1, row)], flush=True)
 
     def _step_row(self, record: StepRecord, recorder_seconds: float, step_seconds: float) -> dict[str, Value]:
         row: dict[str, Value] = {"weights_hash": self._signals.weights_hash, **record.logged}
@@ -311,30 +320,54 @@ class Recorder:
     def _begin_next_segment(self, step: int) -> None:
         """The step number went back: what follows is another history of the same run."""
         self._end_windows()
-        self._segment.close()
-        self._segment = Segment(self.run_directory, self.rank, self._on_error, self._fsync_seconds)
+        try:
+            following = Segment(self.run_directory, self.rank, self._on_error, self._fsync_seconds)
+        except OSError as error:
+            self._gave_up = True  # rows of another history must not go into this segment
+            self._tell(f"everything from step {step} on, which went back", step, error)
+            return
+        self._close_segment()
+        self._segment = following
         self._catalogue.write_again()
         self._evaluated.clear()
         self._log_segment_start(step)
 
+    def _close_segment(self) -> None:
+        self._segment.close()
+        for table, count in self._segment.row_counts().items():
+            self._finished_rows[table] = self._finished_rows.get(table, 0) + count
+        self._finished_bytes += self._segment.size()
+
     def _end_windows(self) -> None:
         if self._last_step is not None:
             self._segment.append(self._signals.close_windows(self._last_step, self.capture))
+
+    def _is_silent(self) -> bool:
+        """Nothing more is recorded: in a fork of the process, or where no segment could be opened."""
+        return self._gave_up or self._segment.foreign
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise RecorderError(f"{what}: the recorder of {self.run_directory} is closed")
 
     def _close(self, kind: str, message: str) -> None:
         if self._closed or self._segment.foreign:
             return
         self._closed = True
         self.detach()
-        self._end_windows()
-        self.log_event(kind, message)
-        self._segment.close()
-        counts, size = self._segment.row_counts(), self._segment.size()
+        if not self._gave_up:
+            self._end_windows()
+        self._event(kind, message, None, None)
+        self._close_segment()
         recorder_seconds, step_seconds = self._total_seconds
         share = 100 * recorder_seconds / max(step_seconds - recorder_seconds, 1e-9)
+        size = self._finished_bytes
+        ending = "" if kind == "finished" else f" when the run ended by {message}"
         self._say(
-            f"{self.run_directory}: {counts.get('steps', 0)} steps, {sum(counts.values())} rows, "
-            f"{size / 1e6:.1f} MB, {share:.1f}% on top of the training's own time"
+            f"{self._finished_rows.get('steps', 0)} steps, {sum(self._finished_rows.values())} rows, "
+            f"{f'{size / 1e6:.1f} MB' if size >= 1e6 else f'{size / 1e3:.0f} kB'} logged{ending}; "
+            f"{share:.1f}% on top of the training's own time, by the recorder's clock; "
+            f"see them: analyzer render {self.run_directory}"
         )
 
     def _say(self, line: str) -> None:

@@ -161,7 +161,7 @@ TENSORS = Table(
         _integer("positive_infinity_count", "elements", "+inf elements"),
         _integer("negative_infinity_count", "elements", "-inf elements"),
         _flag("has_gradient", "false: backward never reached the tensor; null: not a gradient"),
-        _statistic("spectral_norm", "as tensor", "largest singular value: a lower bound by power iteration"),
+        _statistic("spectral_norm", "as tensor", "largest singular value: lower bound by Lanczos iteration"),
         _statistic("spectral_norm_upper", "as tensor", "certified upper bound of the same"),
         _hash("content_hash", "bytes of the tensor"),
     ),

@@ -25,6 +25,8 @@ from recorder.writer import Block, Stream
 
 FLUSH_SECONDS = 0.5
 """Rows wait at most this long, so that a killed process loses less than a second of them."""
+MOST_WAITING_ROWS = 4096
+"""Of one table: a loop of short steps must not pile up half a second of rows in memory."""
 HEARTBEAT_SECONDS = 5.0
 
 OnError = Literal["warn", "raise"]
@@ -44,6 +46,7 @@ class Segment:
         self._process = os.getpid()
         self._told: set[str] = set()
         self._closed = threading.Event()
+        self._full = threading.Event()  # wakes the flusher before its time
         self._log = run_directory / schema.LOG_DIRECTORY
         self._log.mkdir(parents=True, exist_ok=True)
         self.number, events = self._claim()
@@ -82,6 +85,8 @@ class Segment:
                     stream = self._streams[block.table] = Stream(self._path(block.table), arrow_schema)
                 stream.append(block)
                 touched.append(stream)
+                if stream.waiting_row_count > MOST_WAITING_ROWS:
+                    self._full.set()
         if flush:
             for stream in touched:
                 self.write(stream)
@@ -102,16 +107,23 @@ class Segment:
             self.report()
 
     def report(self) -> None:
-        """Tell of each broken stream once, as an event and a line on stderr, or raise RecorderError."""
+        """Tell once of each stream that lost rows: an event and a line on stderr, or RecorderError."""
         for stream in list(self._streams.values()):
-            if stream.error is None or stream.path.name in self._told:
-                continue
-            self._told.add(stream.path.name)
-            line = f"{stream.path}: can not write: {stream.error}; its later rows are lost"
-            if self._on_error == "raise":
-                raise RecorderError(line) from stream.error
-            print(f"recorder: {line}; training goes on", file=sys.stderr)
-            self.warn(line)
+            if stream.error is not None:
+                line = f"{stream.path}: can not write: {stream.error}; its later rows are lost"
+                self._tell(f"{stream.path.name} broken", line, stream.error)
+            if stream.rejection is not None:
+                line = f"{stream.path}: rows are lost that their columns can not hold: {stream.rejection}"
+                self._tell(f"{stream.path.name} rejected", line, None)
+
+    def _tell(self, what: str, line: str, error: Exception | None) -> None:
+        if what in self._told:
+            return
+        self._told.add(what)
+        if self._on_error == "raise":
+            raise RecorderError(line) from error
+        print(f"recorder: {line}; training goes on", file=sys.stderr)
+        self.warn(line)
 
     def warn(self, message: str) -> None:
         """Record a warning event, as long as events can be written."""
@@ -134,6 +146,7 @@ class Segment:
         if self.foreign or self._closed.is_set():
             return
         self._closed.set()
+        self._full.set()
         atexit.unregister(self.close)
         self._flusher.join()
         for stream in self._streams.values():
@@ -169,9 +182,11 @@ class Segment:
     def _flush_regularly(self) -> None:
         """Runs in a thread of its own until the segment is closed."""
         beat = synced = time.monotonic()
-        while not self._closed.wait(FLUSH_SECONDS / 4):
+        while not self._closed.is_set():
+            self._full.wait(FLUSH_SECONDS / 4)
+            self._full.clear()
             for stream in list(self._streams.values()):
-                if stream.oldest_age > FLUSH_SECONDS:
+                if stream.oldest_age > FLUSH_SECONDS or stream.waiting_row_count > MOST_WAITING_ROWS:
                     self.write(stream)
             now = time.monotonic()
             if now - beat > HEARTBEAT_SECONDS:
@@ -192,8 +207,11 @@ class Segment:
     def _sync(self) -> None:
         """Ask for durability on duplicates of the descriptors, so that no step waits for the disk."""
         for stream in list(self._streams.values()):
-            descriptor = stream.file_descriptor()
-            if descriptor is not None:
-                with contextlib.suppress(OSError):  # a full disk shows at the write, which is reported
-                    os.fsync(descriptor)
-                os.close(descriptor)
+            # No descriptor may be free; a full disk shows at the write, which is reported.
+            with contextlib.suppress(OSError):
+                descriptor = stream.file_descriptor()
+                if descriptor is not None:
+                    try:
+                        os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)

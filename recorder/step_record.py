@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from recorder import schema
@@ -17,6 +19,8 @@ from recorder.writer import Block, Value
 if TYPE_CHECKING:
     from recorder.recorder import Recorder
 
+_PYTHON_TYPES = {pa.float64(): float, pa.bool_(): bool}
+_USUAL_TYPE = {column.name: _PYTHON_TYPES.get(column.type, int) for column in schema.STEPS.columns}
 MADE_COLUMNS = frozenset({"step", "wall_time", "step_seconds", "recorder_seconds", "train_loss"})
 """Columns of ``steps`` that the recorder fills in itself."""
 LOGGED_COLUMNS = frozenset(schema.STEPS.column_names()) - MADE_COLUMNS
@@ -51,6 +55,9 @@ class StepRecord:
                 f"step {self.step}: no column {', '.join(sorted(unknown))} in table steps; "
                 f"expected some of {', '.join(sorted(LOGGED_COLUMNS))}"
             )
+        for name, value in columns.items():
+            if type(value) is not _USUAL_TYPE[name] and value is not None:
+                columns[name] = _converted(self.step, name, value)
         self.logged.update(columns)
 
     def add_gradients(self, gradients: Mapping[str, Array]) -> None:
@@ -73,3 +80,21 @@ class StepRecord:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         self._recorder.end_step(self, completed=kind is None)
+
+
+def _converted(step: int, name: str, value: Value) -> float | int | bool:
+    """The number in the column's own type. Raises RecorderError for what would lose its meaning there.
+
+    A wrong value must be told where it is logged: later, between other rows, nobody could say whose it was.
+    """
+    usual = _USUAL_TYPE[name]
+    plain = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
+    if isinstance(plain, bool | int | float):
+        whole = isinstance(plain, int) or (math.isfinite(plain) and plain.is_integer())
+        if usual is float or (usual is bool and plain in (0, 1)) or (usual is int and whole):
+            number: float | int | bool = usual(plain)
+            return number
+    expected = {float: "a number", int: "a whole number", bool: "true or false"}[usual]
+    raise RecorderError(
+        f"step {step}: {name}={value!r}: expected {expected}, or None when it was not measured"
+    )

@@ -142,8 +142,10 @@ class Stream:
         """Create the file. Raises FileExistsError when it is there: a stream has one writer."""
         self.path = path
         self.error: OSError | None = None
+        self.rejection: str | None = None  # why a row could not become a row of Arrow
         self.lost_row_count = 0
         self.written_row_count = 0
+        self.waiting_row_count = 0
         self._schema = schema
         self._names = frozenset(schema.names)
         self._keyed = {field.name: KeyedStrings() for field in schema if field.type == KEYED_STRING}
@@ -178,10 +180,12 @@ class Stream:
         if not self._waiting:
             self._oldest = time.monotonic()
         self._waiting.append(block)
+        self.waiting_row_count += block.row_count
 
     def take(self) -> list[Block]:
         """The waiting blocks, which wait no longer: they are to be written."""
         waiting, self._waiting = self._waiting, []
+        self.waiting_row_count = 0
         return waiting
 
     def write(self, blocks: Sequence[Block]) -> None:
@@ -193,14 +197,18 @@ class Stream:
         if self.error is not None or self._file is None:
             self.lost_row_count += row_count
             return
-        of_matrices = self._matrix_arrays(blocks, row_counts)
-        arrays = [
-            of_matrices[field.name] if field.name in of_matrices
-            else self._array(field, [block.columns.get(field.name) for block in blocks], row_counts)
-            for field in self._schema
-        ]  # fmt: skip
         try:
-            self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            batch = self._batch(blocks, row_counts)
+        except Exception as error:  # a value that its column can not hold: only its own rows are lost
+            if len(blocks) > 1:
+                for block in blocks:
+                    self.write([block])
+                return
+            self.rejection = self.rejection or f"{type(error).__name__}: {error}"
+            self.lost_row_count += row_count
+            return
+        try:
+            self._writer.write_batch(batch)
             self._file.flush()
             self.written_row_count += row_count
         except OSError as error:
@@ -226,6 +234,15 @@ class Stream:
             self._file.close()
         except OSError as error:
             self.error = self.error or error
+
+    def _batch(self, blocks: Sequence[Block], row_counts: Counts) -> pa.RecordBatch:
+        of_matrices = self._matrix_arrays(blocks, row_counts)
+        arrays = [
+            of_matrices[field.name] if field.name in of_matrices
+            else self._array(field, [block.columns.get(field.name) for block in blocks], row_counts)
+            for field in self._schema
+        ]  # fmt: skip
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _accept(self, names: tuple[str, ...]) -> None:
         """Matrices of a stream have one list of columns. KeyError on unknown or other ones."""

@@ -83,6 +83,21 @@ def test_the_control_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixt
     assert line.endswith(" at step 200, worse beyond its interval")
 
 
+def test_a_run_that_ended_in_nan_is_worse_than_its_control(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No difference can be told, but the harm can."""
+    run = write_run(tmp_path / "run", worse(with_spike(), float("nan")))
+    control = healthy_run(tmp_path / "control", steps=250)
+    assert main(["diagnose", str(run), "--control", str(control)]) == 3
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("against control: ")]
+    assert "is not finite on any of " in line
+    main(["diagnose", str(run), "--control", str(control), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["control"]["gap"] is None
+    assert {cause["severity"] for cause in document["causes"]}.isdisjoint({"S1"})
+
+
 def test_a_control_without_common_evaluations_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,10 +20,10 @@ class ControlGap:
     control: str
     step: int
     split: str
-    gap: float
+    gap: float | None  # over examples whose loss is finite; None without any
     lower: float | None  # None with one cluster
     upper: float | None
-    nonfinite_count: int
+    nonfinite_count: int  # examples whose loss is not finite in this run
 
     def is_worse(self) -> bool:
         """Worse beyond the interval, or not finite where the control is."""
@@ -39,7 +39,7 @@ def control_gap(path: Path, control: Path) -> ControlGap:
         columns = ", ".join(field.name for field in dataclasses.fields(ControlGap))
         sql = f"SELECT {columns} FROM control_gap(control_name := {quoted(other)}) WHERE run = {quoted(run)}"
         rows = run_log.query(sql).to_pylist()
-    if not rows or rows[0]["gap"] is None:
+    if not rows:
         raise AnalyzerError(
             f"{control}: no common evaluation of the primary split with {path}: "
             "give a control that logs example_losses of the same examples at the same steps"
