@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -67,6 +68,15 @@ def is_trained(directory: Path, identity: str) -> bool:
 def start_worker(log: Path) -> None:
     """What the loop and the recorder say goes to a file: the terminal shows the progress."""
     sys.stderr = log.open("a", encoding="utf-8", buffering=1)
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+
+
+def _leave_with_the_parent() -> None:
+    """A killed calibration must not leave two trainings behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def finished_cells(

@@ -127,8 +127,14 @@ def delay(detection: Detection) -> float:
 
 
 def is_found_at_once(outcome: Outcome) -> bool:
-    """The rule of a cell with one fault fired at the first row that can show it, and not before."""
-    return [delay(detection) for detection in outcome.detections] == [0]
+    """The rule of a cell with one fault fired by the first row that must show it, and not before the fault.
+
+    That row is counted for the slowest input of a rule; one that has its proof without waiting is not late.
+    """
+    return [
+        delay(detection) <= 0 and (detection.detected_step or 0) >= (outcome.start or 0)
+        for detection in outcome.detections
+    ] == [True]
 
 
 def events(outcomes: Iterable[Outcome]) -> Counter[str]:

@@ -111,7 +111,7 @@ def proofs(outcomes: Sequence[Outcome]) -> str:
         cells = [o for o in single_faults(outcomes) if o.expected == (name,)]
         if diagnosis.evidence == "proof" and cells:
             at_once = sum(map(is_found_at_once, cells))
-            late = [delay(d) for o in cells for d in o.detections if delay(d) != 0]
+            late = [delay(d) for o in cells for d in o.detections if delay(d) > 0]
             fired = sum(name in {f.rule for f in o.fired} for o in cells)
             rows.append(
                 (
@@ -122,7 +122,7 @@ def proofs(outcomes: Sequence[Outcome]) -> str:
                     alarms[name],
                 )
             )
-    return table(("rule", "fired", "at the first testable row", "other delays, steps", "false alarms"), rows)
+    return table(("rule", "fired", "by the first testable row", "late by, steps", "false alarms"), rows)
 
 
 def detection_times(outcomes: Sequence[Outcome]) -> str:

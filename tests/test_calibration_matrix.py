@@ -15,7 +15,7 @@ from experiments.code_path import HEALTHY
 from experiments.experiment import configure
 from experiments.faults import FAULTS, SEVERITIES, fault_named
 
-HEALTHY_STEPS = 100_000  # at least, in the judged part
+HEALTHY_STEPS = 92_000  # at least, in the judged part
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -64,7 +64,7 @@ def test_the_judged_part_shares_neither_seed_nor_architecture() -> None:
 
 
 def test_the_judged_part_has_enough_healthy_steps() -> None:
-    """Four events in 100k steps have an upper bound below one in 10k."""
+    """Four events in so many steps have an upper bound of 9.154 (Poisson, 95%): below one in 10k."""
     assert sum(cell.steps for cell in cells("judged") if not cell.faults) >= HEALTHY_STEPS
 
 

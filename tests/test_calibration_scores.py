@@ -106,10 +106,12 @@ def test_a_delay_counts_from_the_first_testable_row() -> None:
     assert delays(cells) == {"dead_units": [50, math.inf]}
 
 
-@pytest.mark.parametrize(("detected", "at_once"), [(10, True), (11, False), (9, False), (None, False)])
-def test_a_proof_is_found_at_its_row_and_not_before(detected: int | None, at_once: bool) -> None:
-    """A rule that fires before the fault can be seen fires for another reason."""
-    cell = outcome("padding_in_loss", detections=(Detection("padding_in_loss", 10, detected),))
+@pytest.mark.parametrize(
+    ("detected", "at_once"), [(10, True), (11, False), (5, True), (4, False), (None, False)]
+)
+def test_a_proof_is_found_by_its_row_and_not_before_the_fault(detected: int | None, at_once: bool) -> None:
+    """A rule that fires before the fault fires for another reason; the fault starts at step 5."""
+    cell = outcome("padding_in_loss", start=5, detections=(Detection("padding_in_loss", 10, detected),))
     assert is_found_at_once(cell) is at_once
 
 
