@@ -30,9 +30,10 @@ def test_a_run_that_is_killed_twice_keeps_its_promises(tmp_path: Path, seed: int
 
 
 def test_the_victims_are_killed_where_it_hurts(tmp_path: Path) -> None:
-    """The scenario of flushes dies inside one, after it has recorded something."""
-    (kill,) = kill_run(tmp_path / "run", 1, lives=1)
-    assert (kill.scenario, kill.inside_flush, kill.recorded_count > 0) == ("flushes", True, True)
+    """The scenario of flushes dies inside one, sooner or later: where a moment falls is chance."""
+    kills = (kill_run(tmp_path / f"run{seed}", seed, lives=1)[0] for seed in range(1, 60, len(SCENARIOS)))
+    hit = next(kill for kill in kills if kill.inside_flush)
+    assert (hit.scenario, hit.recorded_count > 0, hit.broken) == ("flushes", True, ())
 
 
 @pytest.fixture(scope="module")
