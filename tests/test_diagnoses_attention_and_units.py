@@ -26,7 +26,7 @@ def seeing(mass: dict[int, float], beyond: dict[int, float] | None = None) -> di
 def test_future_mass_is_a_broken_causal_mask() -> None:
     """The finding names the head with the most mass, and the first and last step with any."""
     (finding,) = outcome("causal_mask_absent", seeing({8: 0.125, 11: 0.25, 17: 0.125})).findings
-    assert finding == Finding("run", 1, 2, "layer 0 head 3", 0.25, 0.0, finding.detail, 1)
+    assert finding == Finding("run", 1, 2, "layer 0 head 3", 0.25, 0.0, finding.detail, 4)
     assert finding.detail.startswith("3 of 8 heads see later keys; ")
 
 
@@ -55,7 +55,7 @@ def test_mass_on_the_next_key_only_is_off_by_one() -> None:
     """The same rows are one fault or the other, never both."""
     changes = seeing({8: 0.125, 11: 0.25}, {})
     (finding,) = outcome("causal_mask_off_by_one", changes).findings
-    assert finding == Finding("run", 1, 1, "layer 0 head 3", 0.25, 0.0, finding.detail, 1)
+    assert finding == Finding("run", 1, 1, "layer 0 head 3", 0.25, 0.0, finding.detail, 4)
     assert finding.detail.startswith("2 of 8 heads see the next key and none beyond it")
     assert outcome("causal_mask_absent", changes).outcome == "clear"
 
