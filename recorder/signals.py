@@ -93,6 +93,7 @@ class PreviousGradient(NamedTuple):
 class GradientNames(NamedTuple):
     """Which tensors the gradients of a step belong to; hardly ever another one than the step before."""
 
+    known_count: int  # tensors that the catalogue knew: another one may be watched now
     arrived: list[str]
     ids: NDArray[np.int64]  # of the arrived ones that are watched
     watched: list[bool]  # of the arrived ones
@@ -114,7 +115,7 @@ class StepSignals:
         self._weights_before: Array | None = None  # end to end, in a buffer that is written over
         self._has_weights_before = False
         self._previous_gradient: PreviousGradient | None = None
-        self._gradient_names = GradientNames([], np.zeros(0, np.int64), [], np.zeros(0, np.int64))
+        self._gradient_names: GradientNames | None = None
 
     def due_in_hooks(self, step: int) -> Due:
         """What hooks take in this step."""
@@ -254,9 +255,10 @@ class StepSignals:
 
     def _gradient_blocks(self, step: int, gradients: Mapping[str, Array]) -> list[Block]:
         """Rows for the gradients that arrived, and rows that say so for those that did not."""
-        if self._gradient_names.arrived != list(gradients):
-            self._gradient_names = self._names_of(gradients)
         names = self._gradient_names
+        known_count = len(self._catalogue.ids)
+        if names is None or names.known_count != known_count or names.arrived != list(gradients):
+            names = self._gradient_names = self._names_of(gradients)
         arrays = list(gradients.values())
         if len(names.ids) < len(arrays):
             arrays = [array for array, watched in zip(arrays, names.watched, strict=True) if watched]
@@ -279,7 +281,7 @@ class StepSignals:
         arrived_ids = [ids[name] for name in gradients if name in ids]
         missing = [ids[name] for name in self._catalogue.weights if name not in gradients]
         return GradientNames(
-            list(gradients), np.array(arrived_ids, np.int64), watched, np.array(missing, np.int64)
+            len(ids), list(gradients), np.array(arrived_ids, np.int64), watched, np.array(missing, np.int64)
         )
 
     def _gradient_statistics(self, step: int, gradients: list[Array]) -> Array:

@@ -84,7 +84,7 @@ class SpectralNorm:
 
     The estimate is the largest Ritz value of a small subspace, so it does not exceed the true value by more
     than float32 rounding. Weights move little between two calls, so four products with W'W keep up where
-    power iteration, which forgets all but the last product, lags by a percent; the first call takes
+    power iteration, which forgets all but the last product, lags by two percent; the first call takes
     ``cold_steps``. Source: Golub & Van Loan, Matrix Computations, section 10.1.
     """
 

@@ -65,6 +65,20 @@ def test_the_cosine_with_the_gradient_before_is_null_where_there_is_none(run: Pa
     assert [cosines[step] for step in (1, 2, 4)] == pytest.approx([1, 1, 1], abs=16 * 1.2e-7)
 
 
+def test_weights_without_any_gradient_are_told_from_the_first_step_on(run: Path) -> None:
+    """Nothing arrived is a row for each weight, also for one that is watched later."""
+    weight = np.ones((2, 2), np.float32)
+    with Recorder(run, cadence=Cadence(weights=0, updates=0, spectral_norms=0, hashes=0)) as recorder:
+        recorder.watch({"a": weight})
+        with recorder.step(0):
+            pass
+        recorder.watch({"b": weight})
+        with recorder.step(1):
+            pass
+    found = [(row["step"], row["tensor_id"], row["has_gradient"]) for row in rows(run, "tensors")]
+    assert found == [(0, 0, False), (1, 0, False), (1, 1, False)]
+
+
 def test_a_matrix_and_columns_of_a_stream_make_one_table(run: Path) -> None:
     """Blocks with a matrix, without one and with nulls keep their rows and their order."""
     values = np.arange(33, dtype=np.float64).reshape(3, 11)
