@@ -3,23 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pytest
 from hand_driven_model import HandDrivenModel
+from recorded_rows import rows
 
 from recorder import Cadence, Recorder
 from recorder.hooks import Attention
-
-
-def rows(run: Path, table: str) -> list[dict]:
-    """All rows of a table's first stream."""
-    return pa.ipc.open_stream(run / "log" / f"{table}-r0-s0.arrows").read_all().to_pylist()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Directory of a run that does not exist yet."""
-    return tmp_path / "run"
 
 
 def test_statistics_are_over_real_tokens(run: Path) -> None:

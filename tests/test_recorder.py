@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from recorded_rows import rows
 
 from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderError
 from recorder.kernel import Summary
@@ -15,12 +16,6 @@ from recorder.manifest import read_manifest
 from recorder.schema import TABLES
 from recorder.statistics import combined_hash, content_hash
 from recorder.writer import Block, Matrix
-
-
-def rows(run: Path, table: str, segment: int = 0) -> list[dict]:
-    """All rows of one stream."""
-    with (run / "log" / f"{table}-r0-s{segment}.arrows").open("rb") as file:
-        return pa.ipc.open_stream(file).read_all().to_pylist()
 
 
 def train(run: Path, steps: Iterable[int], cadence: Cadence | None = None, poison: int | None = None) -> None:
@@ -38,12 +33,6 @@ def train(run: Path, steps: Iterable[int], cadence: Cadence | None = None, poiso
                     weight -= 0.5 * gradients[name]
                 loss = math.nan if step == poison else 6.0
                 record.log(loss_sum=loss, loss_token_count=4, learning_rate=0.5)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Path]:
-    """Directory of a run that does not exist yet."""
-    yield tmp_path / "run"
 
 
 def test_each_step_has_one_row_with_what_was_logged(run: Path) -> None:

@@ -1,0 +1,205 @@
+"""What a disk that is full, gone or forbidden costs: rows, never the training, and it is told."""
+
+import errno
+import io
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from recorded_rows import record_steps, rows, run_program
+
+from analyzer.run_log import open_runs
+from recorder import Recorder, RecorderError, segment
+
+FULL_DISK = """
+    import resource, signal, sys
+    from recorder import Recorder
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with Recorder(sys.argv[1], on_error=sys.argv[2], quiet=True) as recorder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        for step in range(400):
+            with recorder.step(step) as record:
+                record.log(loss_sum=1.0, loss_token_count=1)
+            if step % 50 == 49:
+                recorder._segment.write(recorder._segment._streams["steps"])
+        print("trained to the end")
+"""
+
+
+def train_with_file_limit(run: Path, on_error: str) -> subprocess.CompletedProcess[str]:
+    """A process whose files may not grow past 20 kB: the kernel refuses writes as on a full disk."""
+    return run_program(FULL_DISK, run, on_error)
+
+
+def test_a_full_disk_costs_rows_and_not_the_training(run: Path) -> None:
+    """Training ends; one line tells at once, one at the end counts what is missing, an event stays."""
+    result = train_with_file_limit(run, "warn")
+    assert (result.returncode, result.stdout) == (0, "trained to the end\n")
+    first, last = result.stderr.splitlines()
+    assert "steps-r0-s0.arrows: can not write" in first and "training goes on" in first
+    kept = []
+    with (run / "log" / "steps-r0-s0.arrows").open("rb") as file, pytest.raises((pa.ArrowInvalid, OSError)):
+        for batch in pa.ipc.open_stream(file):
+            kept += batch["step"].to_pylist()
+    assert kept == list(range(len(kept))) and len(kept) >= 50
+    assert last.endswith(f"rows lost: {400 - len(kept)} of steps")
+    assert "warning" in [event["kind"] for event in rows(run, "events")]
+
+
+def test_a_full_disk_raises_where_it_was_asked_to(run: Path) -> None:
+    """on_error="raise" stops the training with one clear error."""
+    result = train_with_file_limit(run, "raise")
+    assert result.returncode == 1
+    assert "RecorderError" in result.stderr.splitlines()[-1] and "can not write" in result.stderr
+
+
+def fill_the_disk(path: Path) -> None:
+    """From now on the kernel refuses every write to this open file: its descriptor is /dev/full's."""
+    (descriptor,) = (
+        int(link.name) for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link) == str(path)
+    )
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, descriptor)
+    os.close(full)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_no_space_left_is_told_by_its_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kernel's own ENOSPC: what was flushed before is there, what came after is counted."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(3))
+        recorder.flush()
+        fill_the_disk(run.resolve() / "log" / "steps-r0-s0.arrows")
+        record_steps(recorder, range(3, 7))
+        recorder.flush()
+    first, last = capsys.readouterr().err.splitlines()
+    assert "steps-r0-s0.arrows: can not write: [Errno 28] No space left on device" in first
+    assert last.endswith("rows lost: 4 of steps")
+    with open_runs([run]) as run_log:
+        assert run_log.query("SELECT step FROM steps")["step"].to_pylist() == [0, 1, 2]
+        assert run_log.query("SELECT message FROM events WHERE kind = 'warning'").num_rows == 1
+
+
+class FileOnQuota(io.FileIO):
+    """A file that takes 4,000 bytes, a header and some rows, and then refuses as a quota does."""
+
+    def write(self, data: Any) -> int:
+        """Raises EDQUOT when the quota is used up."""
+        if self.tell() + len(data) > 4000:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return super().write(data)
+
+
+open_without_quota = Path.open
+
+
+def open_on_quota(path: Path, mode: str = "r", buffering: int = -1, **options: Any) -> Any:
+    """In place of Path.open."""
+    if "x" not in mode:
+        return open_without_quota(path, mode, buffering, **options)
+    return io.BufferedWriter(FileOnQuota(path, mode), buffering)
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_quota_is_like_a_full_disk(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on_error: Any
+) -> None:
+    """It ends the stream, not the training; or it raises at the step that meets it."""
+    monkeypatch.setattr(Path, "open", open_on_quota)
+    recorder = Recorder(run, quiet=True, on_error=on_error)
+    try:
+        for step in range(200):
+            record_steps(recorder, range(step, step + 1))
+            recorder.flush()
+    except RecorderError as error:
+        assert on_error == "raise" and "Disk quota exceeded" in str(error) and 1 <= step < 100
+        recorder.close()
+        return
+    assert on_error == "warn"
+    recorder.close()
+    told = capsys.readouterr().err.splitlines()
+    assert "steps-r0-s0.arrows: can not write: [Errno 122] Disk quota exceeded" in told[0]
+    with open_runs([run]) as run_log:
+        kept = run_log.query("SELECT step FROM steps")["step"].to_pylist()
+    assert kept == list(range(len(kept))) and len(kept) > 0
+    assert f"rows lost: {200 - len(kept)} of steps" in told[-1]
+
+
+FILE_LIMIT = """
+    import os, resource, sys, time
+    from recorder import Recorder
+    run, on_error, fsync_seconds = sys.argv[1:]
+    with Recorder(run, on_error=on_error, quiet=True, fsync_seconds=float(fsync_seconds)) as recorder:
+        for step in range(10):
+            with recorder.step(step) as record:
+                record.log(loss_sum=1.0, loss_token_count=1)
+                if step >= 1:  # the first of them would open a file
+                    record.log_micro_batch(loss_sum=1.0, loss_token_count=1, gradient_norm=1.0)
+            if step == 0:
+                lowest_free = os.dup(1)
+                os.close(lowest_free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, lowest_free))
+            time.sleep(0.1)
+        print("trained to the end")
+"""
+
+
+@pytest.mark.parametrize("fsync_seconds", [0.0, 0.2, 30.0])
+def test_a_file_limit_costs_the_table_that_it_hits(run: Path, fsync_seconds: float) -> None:
+    """No descriptor is left: a table that was not open is lost and told of, the open ones go on."""
+    result = run_program(FILE_LIMIT, run, "warn", fsync_seconds)
+    assert (result.returncode, result.stdout) == (0, "trained to the end\n"), result.stderr
+    first, last = result.stderr.splitlines()
+    assert "micro_batches-r0-s0.arrows: can not write: [Errno 24] Too many open files" in first
+    assert last.endswith("rows lost: 9 of micro_batches")
+    assert [row["step"] for row in rows(run, "steps")] == list(range(10))
+
+
+def test_a_file_limit_raises_where_it_was_asked_to(run: Path) -> None:
+    """on_error="raise" stops at the step that needs the file."""
+    result = run_program(FILE_LIMIT, run, "raise", 0.0)
+    assert result.returncode == 1
+    assert "micro_batches-r0-s0.arrows: can not write" in result.stderr.splitlines()[-1]
+
+
+def test_a_deleted_directory_is_noticed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Writing to a deleted file succeeds, so the heartbeat has to notice."""
+    monkeypatch.setattr(segment, "HEARTBEAT_SECONDS", 0.0)
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(1))
+        shutil.rmtree(run)
+        deadline = time.monotonic() + 10
+        while recorder._segment._streams["steps"].error is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        record_steps(recorder, range(1, 3))
+    told = capsys.readouterr().err
+    assert "steps-r0-s0.arrows: can not write: [Errno 2] No such file or directory" in told
+    assert "rows lost" in told and "of steps" in told
+
+
+READ_ONLY = """
+    import os
+    from recorder import Recorder, RecorderError
+    if os.geteuid() == 0:
+        os.setuid(65534)  # root may write everywhere
+    try:
+        Recorder("run")
+    except RecorderError as error:
+        print(error)
+"""
+
+
+def test_a_read_only_directory_is_one_clear_error(tmp_path: Path) -> None:
+    """Nothing can be recorded, so it is said before the first step."""
+    tmp_path.chmod(0o555)
+    result = run_program(READ_ONLY, cwd=tmp_path)
+    assert result.stdout == (
+        "run: can not record here: Permission denied; free the path or name another run directory\n"
+    ), result.stderr

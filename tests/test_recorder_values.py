@@ -1,0 +1,84 @@
+"""What the recorder is given and can not take: a value of another kind, a hook that raises."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_driven_model import HandDrivenModel
+from recorded_rows import record_steps, rows
+
+from recorder import Recorder, RecorderError
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("learning_rate", "fast"),
+        ("loss_sum", [1.0, 2.0]),
+        ("loss_sum", np.ones(2)),
+        ("epoch", 1.5),
+        ("epoch", float("nan")),
+        ("training_mode", 2),
+    ],
+)
+def test_a_value_of_another_kind_is_told_where_it_is_logged(run: Path, column: str, value: Any) -> None:
+    """The call that gave it fails; the rows around it, and of the same step, are there."""
+    with Recorder(run, quiet=True) as recorder:
+        for step in range(3):
+            with recorder.step(step) as record:
+                record.log(loss_sum=1.0, loss_token_count=1)
+                if step == 1:
+                    with pytest.raises(RecorderError, match=f"step 1: {column}=.*expected"):
+                        record.log(**{column: value})
+    assert [row["train_loss"] for row in rows(run, "steps")] == [1.0] * 3
+
+
+def test_numbers_of_any_library_are_numbers(run: Path) -> None:
+    """A NumPy scalar, an array of one element, an int where a float goes: nothing to complain about."""
+    with Recorder(run, quiet=True) as recorder, recorder.step(0) as record:
+        record.log(loss_sum=np.float32(1.5), loss_token_count=np.int32(3), learning_rate=1)
+        record.log(objective=np.array(0.5), epoch=2.0, training_mode=np.True_, gradient_norm=None)
+    (row,) = rows(run, "steps")
+    assert (row["train_loss"], row["learning_rate"], row["objective"]) == (0.5, 1.0, 0.5)
+    assert (row["epoch"], row["training_mode"], row["gradient_norm"]) == (2, True, None)
+
+
+def test_a_row_that_its_column_can_not_hold_costs_itself_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hash below zero: one row is lost and counted, the flusher lives on, an event says so."""
+    with Recorder(run, quiet=True) as recorder:
+        for step in range(5):
+            with recorder.step(step) as record:
+                record.log(loss_sum=1.0, loss_token_count=1, batch_hash=-1 if step == 2 else step)
+        recorder.flush()
+        record_steps(recorder, range(5, 7))
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1, 3, 4, 5, 6]
+    told = capsys.readouterr().err
+    assert "rows are lost that their columns can not hold" in told
+    assert "rows lost: 1 of steps" in told
+    assert "warning" in [row["kind"] for row in rows(run, "events")]
+
+
+def test_a_failing_hook_is_named_and_the_step_survives(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The forward pass goes on, the step's other rows are there, and the hook is named once."""
+    model = HandDrivenModel()
+    with Recorder(run, quiet=True) as recorder:
+        recorder.attach(model)
+        for step in range(2):
+            with recorder.step(step) as record:
+                model.modules["mlp.relu"].forward_hooks.fire(object(), None)  # no output tensor at all
+                record.log(loss_sum=1.0, loss_token_count=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "hook on mlp.relu" in line and "AttributeError" in line
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1]
+
+
+def test_a_failing_hook_raises_where_it_was_asked_to(run: Path) -> None:
+    """on_error="raise" also covers the recorder's own failures."""
+    model = HandDrivenModel()
+    with Recorder(run, on_error="raise") as recorder:
+        recorder.attach(model)
+        with pytest.raises(RecorderError, match=r"hook on mlp\.relu"), recorder.step(0):
+            model.modules["mlp.relu"].forward_hooks.fire(object(), None)
