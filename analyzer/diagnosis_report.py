@@ -100,17 +100,24 @@ def _cause_text(judgement: Judgement, cause: Assessment) -> str:
 
 
 def _finding_lines(finding: Finding) -> list[str]:
-    last = f" to step {finding.last_step}" if finding.last_step != finding.first_step else ""
     return [
-        f"  since     step {finding.first_step}{last}",
+        f"  since     {steps_in_words(finding)}",
         f"  where     {finding.subject}",
         f"  observed  {_number(finding.observed)} against a threshold of {_number(finding.threshold)}",
         f"  evidence  {finding.detail}",
     ]
 
 
+def steps_in_words(finding: Finding) -> str:
+    """Where a finding begins and ends."""
+    first, last = finding.first_step, finding.last_step
+    if first is None:
+        return "the whole run"
+    return f"step {first}" if last in (None, first) else f"step {first} to {last}"
+
+
 def _symptom_text(symptom: Assessment) -> str:
-    steps = [str(f.first_step) for f in symptom.findings if f.first_step is not None]
+    steps = [str(s) for s in sorted({f.first_step for f in symptom.findings if f.first_step is not None})]
     more = ", ..." if len(steps) > SHOWN_STEPS else ""
     word = "step" if len(steps) == 1 else "steps"
     where = f" ({word} {', '.join(steps[:SHOWN_STEPS])}{more})" if steps else ""

@@ -9,7 +9,14 @@ from typing import Any
 
 from analyzer.charts.frame import number
 from analyzer.diagnoses import Assessment, Diagnosis, Finding, cause_title, causes, symptoms
-from analyzer.diagnosis_report import SHOWN_FINDINGS, SHOWN_SIGNALS, SHOWN_SPIKES, SPIKE_RULES, command
+from analyzer.diagnosis_report import (
+    SHOWN_FINDINGS,
+    SHOWN_SIGNALS,
+    SHOWN_SPIKES,
+    SPIKE_RULES,
+    command,
+    steps_in_words,
+)
 from analyzer.page import text
 from analyzer.panels import PANELS
 
@@ -138,20 +145,13 @@ def _labelled_cells(columns: Sequence[str], cells: Sequence[str]) -> str:
 
 def _finding_cells(diagnosis: Diagnosis, finding: Finding) -> tuple[str, ...]:
     return (
-        _step_words(finding),
+        steps_in_words(finding),
         text(finding.subject),
         _number(finding.observed),
         _number(finding.threshold),
         text(finding.detail),
         panel_link(diagnosis, finding, f"Panel {finding.panel}"),
     )
-
-
-def _step_words(finding: Finding) -> str:
-    first, last = finding.first_step, finding.last_step
-    if first is None:
-        return "the whole run"
-    return f"step {first}" if last in (None, first) else f"step {first} to {last}"
 
 
 def _number(value: float | None) -> str:

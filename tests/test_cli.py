@@ -146,7 +146,7 @@ def test_diagnose_names_the_cause_with_its_evidence(runs: Runs, capsys: pytest.C
     assert first[:5] == [
         f"{runs / 'leak'}: Broken causal mask",
         "Broken causal mask (proof, S3)",
-        "  since     step 2 to step 299",
+        "  since     step 2 to 299",
         "  where     layer 0 head 0",
         "  observed  0.5 against a threshold of 0",
     ]

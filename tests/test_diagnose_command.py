@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from query_call import answer
-from rule_run import healthy
+from rule_run import diagnosis, healthy
 from synthetic import MANIFEST, healthy_run, healthy_tables, write_run
 
 from analyzer.cli import main
-from analyzer.diagnoses import DIAGNOSES
+from analyzer.diagnoses import DIAGNOSES, Assessment, Finding
 from analyzer.diagnoses.document import markdown
+from analyzer.diagnosis_report import Judgement, report_text
 
 ROOT = Path(__file__).parent.parent
 OTHER_SEED = dataclasses.replace(MANIFEST, seed=1)
@@ -57,6 +58,30 @@ def test_several_runs_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["diagnose", *map(str, runs)]) == 0
     text = capsys.readouterr().out
     assert [f"{run}: clear" in text.splitlines() for run in runs] == [True, True]
+
+
+def fired(name: str, *steps: tuple[int | None, int | None]) -> Assessment:
+    """A rule that fired from a first to a last step, several times."""
+    findings = tuple(Finding("run", *pair, "subject", 1.0, 0.0, "detail", 1) for pair in steps)
+    return Assessment(diagnosis(name), "fired", (), findings)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [((2, 9), "step 2 to 9"), ((2, 2), "step 2"), ((2, None), "step 2"), ((None, None), "the whole run")],
+)
+def test_a_finding_tells_its_steps(steps: tuple[int | None, int | None], words: str) -> None:
+    """No step is called None: a finding may concern the whole run, or have no end."""
+    judgement = Judgement(Path("run"), (fired("dead_units", steps),), (), None)
+    assert f"  since     {words}" in report_text(judgement).splitlines()
+
+
+def test_a_symptom_tells_each_step_once() -> None:
+    """Three splits below their floor since one evaluation are one step."""
+    cause = fired("causal_mask_absent", (0, 400))
+    symptom = fired("loss_below_entropy_floor", (200, 400), (200, 400), (100, 400))
+    text = report_text(Judgement(Path("run"), (cause, symptom), (), None))
+    assert "  explains  Loss below the entropy floor (steps 100, 200)" in text.splitlines()
 
 
 @pytest.mark.parametrize(("factor", "severity", "code"), [(1.05, "S2", 3), (1.0, "S1", 0), (0.9, "S1", 0)])
