@@ -116,24 +116,42 @@ def _reference_rows(run: str, manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def run_status(connection: duckdb.DuckDBPyConnection, run: str, path: Path, manifest: Manifest) -> str:
-    """ "finished", "failed", "live" or "killed", from the events of the newest segment."""
+    """ "finished", "failed", "live" or "killed", from the events of each rank's newest segment.
+
+    One rank that fails fails the run; it has finished when every rank has whose log is there. Ranks that
+    the newest start does not count, since it has fewer of them, have no say.
+    """
     events = connection.execute(
         """
-        SELECT kind, payload FROM events_all
+        SELECT rank, kind, payload FROM events_all
+        JOIN (SELECT rank, max(segment) AS segment FROM loaded_segments WHERE run = $1 GROUP BY rank)
+            USING (rank, segment)
         WHERE run = $1 AND kind IN ('segment_started', 'finished', 'exception')
-            AND segment = (SELECT max(segment) FROM loaded_segments WHERE run = $1)
         ORDER BY wall_time
         """,
         [run],
     ).fetchall()
-    kinds = [kind for kind, _ in events]
-    for kind, status in (("exception", "failed"), ("finished", "finished")):
-        if kind in kinds:
-            return status
-    started = [payload for kind, payload in events if kind == "segment_started"]
-    environment = _json_object(started[-1]).get("environment") if started else None
-    alive = _process_may_be_alive(environment or dict(manifest.environment))
+    starts = [_json_object(payload) for _, kind, payload in events if kind == "segment_started"]
+    world_size = _world_size(starts[-1]) if starts else None
+    by_rank: dict[int, dict[str, str]] = {}
+    for rank, kind, payload in events:
+        if world_size is None or rank < world_size:
+            by_rank.setdefault(rank, {})[kind] = payload
+    if any("exception" in kinds for kinds in by_rank.values()):
+        return "failed"
+    unfinished = [kinds for kinds in by_rank.values() if "finished" not in kinds]
+    if by_rank and not unfinished:
+        return "finished"
+    environments = [_json_object(kinds.get("segment_started")).get("environment") for kinds in unfinished]
+    declared = dict(manifest.environment)
+    alive = any(_process_may_be_alive(environment or declared) for environment in environments or [declared])
     return "live" if alive and _heartbeat_is_recent(path / LOG_DIRECTORY) else "killed"
+
+
+def _world_size(start: Mapping[str, Any]) -> int:
+    """Number of ranks that a segment's first event tells of; 1 where it tells none."""
+    size = start.get("world_size")
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def missing_ranks(connection: duckdb.DuckDBPyConnection, run: str, path: Path) -> list[str]:
@@ -141,7 +159,7 @@ def missing_ranks(connection: duckdb.DuckDBPyConnection, run: str, path: Path) -
     rows = connection.execute(
         "SELECT DISTINCT rank, payload FROM events_all WHERE run = $1 AND kind = 'segment_started'", [run]
     ).fetchall()
-    world_size = max((_json_object(payload).get("world_size") or 1 for _, payload in rows), default=1)
+    world_size = max((_world_size(_json_object(payload)) for _, payload in rows), default=1)
     missing = sorted(set(range(world_size)) - {rank for rank, _ in rows})
     if world_size == 1 or not missing:
         return []
