@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from analyzer.cli import main
+from analyzer.exporters.mlflow import scalar_points
+from analyzer.run_log import open_runs
 from recorder import Manifest, Recorder
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -72,3 +74,15 @@ def test_the_dashboard_is_an_artifact(exported: Any) -> None:
     client, run = exported
     assert [artifact.path for artifact in client.list_artifacts(run.info.run_id)] == ["dashboard.html"]
     assert run.info.status == "FINISHED"
+
+
+def test_a_metric_is_of_rank_0(tmp_path: Path) -> None:
+    """Another rank's loss of the same step is no second value of the same metric."""
+    for rank in range(2):
+        with Recorder(tmp_path / "run", rank=rank, world_size=2, quiet=True) as recorder:
+            for step in range(3):
+                with recorder.step(step) as record:
+                    record.log(loss_sum=10.0 * rank + step, loss_token_count=1)
+    with open_runs([tmp_path / "run"]) as run_log:
+        points = [(p.series, p.step, p.value) for p in scalar_points(run_log, "run")]
+    assert points == [("train_loss", step, float(step)) for step in range(3)]

@@ -16,6 +16,7 @@ from typing import Any
 
 from analyzer.errors import AnalyzerError
 from analyzer.run_log import RunLog
+from analyzer.views import quoted
 
 INSTALL = "pip install 'training-flight-recorder[mlflow]'"
 NOT_REPRESENTABLE = "flight_recorder.not_representable"
@@ -80,12 +81,14 @@ def export(
 
 
 def scalar_points(run_log: RunLog, run: str) -> Iterator[Point]:
-    """Every recorded point of the scalar series of a run, non-finite ones included, in order of steps."""
-    quoted = run.replace("'", "''")
+    """Every recorded point of the scalar series of a run, non-finite ones included, in order of steps.
+
+    Of rank 0, as in all series: an MLflow metric has one value at a step.
+    """
     columns = ", ".join(STEP_SERIES)
     steps = run_log.query(
-        f"SELECT step, epoch_ms(wall_time) AS milliseconds, {columns} FROM steps WHERE run = '{quoted}' "
-        "ORDER BY rank, step"
+        f"SELECT step, epoch_ms(wall_time) AS milliseconds, {columns} FROM steps "
+        f"WHERE run = {quoted(run)} AND rank = 0 ORDER BY step"
     ).to_pylist()
     for row in steps:
         yield from _points(row, {name: name for name in STEP_SERIES}, row["milliseconds"] or 0)
@@ -93,7 +96,7 @@ def scalar_points(run_log: RunLog, run: str) -> Iterator[Point]:
     clock = {row["step"]: row["milliseconds"] or 0 for row in steps}
     last = max(clock.values(), default=0)
     evaluations = run_log.query(
-        f"SELECT step, split, loss, answer_loss FROM evaluation_loss_by_step() WHERE run = '{quoted}' "
+        f"SELECT step, split, loss, answer_loss FROM evaluation_loss_by_step() WHERE run = {quoted(run)} "
         "ORDER BY split, step"
     ).to_pylist()
     for row in evaluations:
@@ -127,6 +130,7 @@ def flat_parameters(document: Mapping[str, Any], prefix: str = "") -> Iterator[t
 
 
 def _status(run_log: RunLog, run: str) -> str:
-    quoted = run.replace("'", "''")
-    status: str = run_log.query(f"SELECT status FROM runs WHERE run = '{quoted}'").column("status")[0].as_py()
+    status: str = (
+        run_log.query(f"SELECT status FROM runs WHERE run = {quoted(run)}").column("status")[0].as_py()
+    )
     return status
