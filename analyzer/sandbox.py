@@ -193,6 +193,7 @@ def bounded(
     expired, done = threading.Event(), threading.Event()
 
     def interrupt_when_late() -> None:
+        """Runs in a thread of its own until the work is done."""
         if not done.wait(remaining):
             expired.set()
             connection.interrupt()

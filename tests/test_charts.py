@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.charts.frame import number, value_range
+from analyzer.charts.frame import Context, number, step_range, value_range
 from analyzer.charts.heatmaps import grid_of, short_name
+from analyzer.charts.layers import draw_dead_units
 from analyzer.charts.palette import DARK_COLOURS, SERIES_COLOURS, series_style
 from analyzer.charts.series import (
     KEPT_PER_BIN,
@@ -202,3 +203,16 @@ def test_heat_map_cells_keep_both_extremes() -> None:
     assert len(grid.left) <= 320
     assert (grid.largest[0, column], grid.smallest[0, column]) == (50.0, 0.5)
     assert grid.recorded.sum() == 4000
+
+
+def test_dead_units_are_told_in_the_order_of_the_layers() -> None:
+    """Layer 2 comes before layer 10, and what is left out is counted."""
+    rows = [
+        {"layer": layer, "step": 49, "dead_unit_count": layer, "unit_count": 64, "window_steps": 50}
+        for layer in range(12)
+    ]
+    table = pa.Table.from_pylist([row | {"dead_fraction": row["dead_unit_count"] / 64} for row in rows])
+    summary = draw_dead_units({"dead_units_by_layer": table}, Context("x", step_range(0, 49), {})).summary
+    told = [int(layer) for layer in re.findall(r"layer (\d+):", summary.lower())]
+    assert told == [0, 1, 2, 3, 4, 5]
+    assert summary.endswith("; and 6 layers more (window of 50 steps).")

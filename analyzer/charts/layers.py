@@ -10,6 +10,9 @@ from analyzer.charts.heatmaps import Grid, step_heat_map
 from analyzer.charts.lines import Axis, line_chart
 from analyzer.charts.series import Series, nonfinite_as_nan, series_by
 
+MOST_LAYERS_TOLD = 6
+"""In the sentence of the dead units; the chart has a line for every layer."""
+
 
 def draw_activations(tables: Tables, context: Context) -> Drawing:
     """Mean absolute activation by module (rows, in forward order) and step, on a log colour scale."""
@@ -61,7 +64,7 @@ def draw_spectral_norms(tables: Tables, context: Context) -> Drawing:
 
 
 def _growth(series: tuple[Series, ...]) -> str:
-    """The matrix that grew most between its first and last finite value."""
+    """The matrix that grew most between its first and last value, of those where both are finite."""
     grown = {one.name: one.values[-1] / one.values[0] for one in series if one.values[0] > 0}
     grown = {name: ratio for name, ratio in grown.items() if np.isfinite(ratio)}
     if not grown:
@@ -86,11 +89,15 @@ def _by_layer(table: pa.Table, column: str) -> tuple[Series, ...]:
 
 
 def _dead_sentence(table: pa.Table) -> str:
+    """Dead units at the last step of the first layers; how many layers more there are."""
     last = {row["layer"]: row for row in table.to_pylist()}
+    ordered = sorted(last.items(), key=lambda item: -1 if item[0] is None else item[0])
     words = [
         f"layer {layer}: {row['dead_unit_count']} of {row['unit_count']} units dead at step {row['step']}"
-        for layer, row in sorted(last.items(), key=lambda item: str(item[0]))[:6]
+        for layer, row in ordered[:MOST_LAYERS_TOLD]
     ]
+    if len(last) > MOST_LAYERS_TOLD:
+        words.append(f"and {len(last) - MOST_LAYERS_TOLD} layers more")
     windows = sorted({row["window_steps"] for row in last.values() if row["window_steps"] is not None})
     window = f" (window of {' or '.join(map(str, windows))} steps)" if windows else ""
     return "; ".join(words).capitalize() + window + "."

@@ -18,7 +18,8 @@ REFERENCE_LABELS = {
     "unigram": "unigram entropy",
     "n_gram": "n-gram model",
     "entropy_floor": "entropy floor",
-}  # Thin and without markers: one value per batch is noise around what the evaluations measure.
+}
+# Thin and without markers: one value per batch is noise around what the evaluations measure.
 TRAIN = Style(SERIES_COLOURS[4], width=1.0)
 
 

@@ -23,6 +23,7 @@ def causes(assessments: Sequence[Assessment]) -> tuple[Assessment, ...]:
     order = {a.diagnosis.name: place for place, a in enumerate(assessments)}
 
     def rank(assessment: Assessment) -> tuple[int, int, int, int]:
+        """Surest evidence first, then the earliest step, the gravest, and the order of the rules."""
         diagnosis = assessment.diagnosis
         return (
             EVIDENCES.index(diagnosis.evidence),
