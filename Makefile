@@ -24,7 +24,7 @@ benchmark: $(TEST_INSTALLED)
 	$(PYTHON) -m benchmarks.statistics_kernel
 	$(PYTHON) -m benchmarks.write_path
 
-# 200 recording runs killed at random moments, about four minutes; `make test` kills a few.
+# Recording runs killed 200 times, four times each, at random moments: about four minutes; `make test` kills a few.
 survive: $(TEST_INSTALLED)
 	$(PYTHON) -m benchmarks.crash --kills 200
 

@@ -237,7 +237,7 @@ def _line(name: str, kills: Sequence[Kill]) -> str:
     return f"{name:<10}{len(kills):17}{in_flush:17}{cut:17}{recorded:17}{lost:17}{oldest:17.2f}{broken:17}"
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Kill, print the table, and say what was broken; exit code 1 when anything was."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -245,7 +245,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help=f"a multiple of {LIVES}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
+    if arguments.kills < LIVES or arguments.kills % LIVES:
+        parser.error(f"--kills {arguments.kills}: expected a multiple of {LIVES}, the lives of a run")
     seeds = range(arguments.seed, arguments.seed + arguments.kills // LIVES)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
         runs = [Path(directory) / f"run-{seed}" for seed in seeds]

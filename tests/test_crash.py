@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from analyzer.run_log import open_runs
-from benchmarks.crash import broken_promises, kill_run, live_and_die
+from benchmarks.crash import broken_promises, kill_run, live_and_die, main
 from benchmarks.crash_victim import BORN, MARK, NOTED, RECORDED, SCENARIOS
 
 STEPS_SCENARIO = SCENARIOS[0]
@@ -34,6 +34,17 @@ def test_the_victims_are_killed_where_it_hurts(tmp_path: Path) -> None:
     kills = (kill_run(tmp_path / f"run{seed}", seed, lives=1)[0] for seed in range(1, 60, len(SCENARIOS)))
     hit = next(kill for kill in kills if kill.inside_flush)
     assert (hit.scenario, hit.recorded_count > 0, hit.broken) == ("flushes", True, ())
+
+
+@pytest.mark.parametrize("kills", ["0", "-4", "3", "6"])
+def test_a_number_of_kills_that_kills_nothing_is_refused(
+    kills: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run killed and no promise broken would look like a success."""
+    with pytest.raises(SystemExit) as exit_of:
+        main(["--kills", kills])
+    assert exit_of.value.code == 2
+    assert "expected a multiple of 4" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
