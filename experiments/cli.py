@@ -23,7 +23,7 @@ from experiments.experiment import (
     load_experiment,
     run_experiment,
 )
-from experiments.faults import FAULTS, SEVERITIES
+from experiments.faults import FAULTS, SEVERITIES, fault_named
 from experiments.fp16_drift import fp16_drift
 from experiments.resume import plan_resume, recorded_config, run_resume
 from experiments.train_mini import train_mini
@@ -85,8 +85,9 @@ def with_fault(
     changed = dataclasses.replace(
         experiment, fault=fault, severity=severity or experiment.severity, fault_start=first_step
     )
-    changed.code_path()  # raises when name, severity and start do not fit
-    return changed
+    start = changed.code_path().first_step  # raises when name, severity and start do not fit
+    title = f"{fault_named(fault).title}, {changed.severity}, from step {start}"
+    return dataclasses.replace(changed, title=title)  # it is no healthy run any more
 
 
 def list_faults(_: argparse.Namespace) -> None:

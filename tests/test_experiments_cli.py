@@ -61,6 +61,14 @@ def test_run_is_quiet_when_stderr_is_no_terminal(quick_run) -> None:
     assert "\r" not in process.stderr
 
 
+def test_a_run_with_a_fault_is_not_called_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who asked for the fault reads of it; the log does not say."""
+    fault = ("--fault", "gradients_not_zeroed", "--severity", "severe", "--fault-start", "2")
+    assert main(["run", "19-healthy", "--out", str(tmp_path / "run"), *QUICK, *fault]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "19-healthy: gradients not zeroed, severe, from step 2, 4 steps, seed 0"
+
+
 def test_manifest_declares_the_intended_run_and_hides_the_fault(quick_run) -> None:
     """Settings, seed, causal mask, schedule, references; no word about the all-ones mask."""
     out, _ = quick_run
