@@ -42,8 +42,12 @@ def test_the_document_of_the_faults_has_every_fault() -> None:
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
-    """Relative links of README and docs name files that exist."""
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    """Relative links of all documents name files that exist."""
+    documents = [
+        path for pattern in ("*.md", "docs/*.md", "experiments/*/*.md") for path in ROOT.glob(pattern)
+    ]
+    assert ROOT / "README.md" in documents
+    for document in sorted(documents):
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name}: {target}"

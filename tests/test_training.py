@@ -127,6 +127,7 @@ def test_logged_loss_is_the_token_mean(corpus: Corpus) -> None:
     """objective = loss_sum / loss_token_count, over all tokens of the batch, prompts included."""
     fake = FakeRecorder()
     train(SMALL, corpus, fake)
+    assert len(fake.steps) == SMALL.total_steps
     for row in fake.steps:
         # both sum the same float32 terms in float64
         assert row["objective"] == pytest.approx(row["loss_sum"] / row["loss_token_count"], rel=1e-13)
