@@ -120,6 +120,23 @@ def test_sql_writes_every_format(runs: Runs, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("FROM steps", "--parquet", "x.parquet", "-o", "y"), "--parquet and -o each name a file to write"),
+        (("--parquet", "x.parquet"), "--parquet writes the rows of a query"),
+    ],
+)
+def test_a_file_that_would_not_be_written_is_refused(
+    runs: Runs, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Usage, exit code 2, before anything is read."""
+    with pytest.raises(SystemExit) as exit_of:
+        main(["sql", str(runs / "healthy"), *arguments])
+    assert exit_of.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_sql_without_a_query_lists_what_there_is(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Tables with units and labels, what was not recorded, and each query with its first line."""
     assert main(["sql", str(runs / "healthy")]) == 0

@@ -214,6 +214,12 @@ def test_explain_of_an_unknown_rule_names_the_nearest(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "analyzer: dead_unit: no such rule; did you mean dead_units?\n"
 
 
+def test_explain_of_a_name_like_no_rule_says_where_the_names_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is guessed."""
+    assert main(["explain", "xyz"]) == 1
+    assert capsys.readouterr().err == "analyzer: xyz: no such rule; list them with: analyzer explain\n"
+
+
 def test_the_document_of_the_diagnoses_is_generated() -> None:
     """Write it anew when this fails: python -m analyzer.diagnoses.document > docs/diagnoses.md."""
     assert (ROOT / "docs/diagnoses.md").read_text(encoding="utf-8") == markdown()

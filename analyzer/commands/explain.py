@@ -28,9 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         return FINE
     rules = {diagnosis.name: diagnosis for diagnosis in DIAGNOSES}
     if arguments.fault not in rules:
-        near = difflib.get_close_matches(arguments.fault, rules, n=3) or [
-            "a name that analyzer explain lists"
-        ]
-        raise AnalyzerError(f"{arguments.fault}: no such rule; did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(arguments.fault, rules, n=3)
+        next_action = f"did you mean {', '.join(near)}?" if near else "list them with: analyzer explain"
+        raise AnalyzerError(f"{arguments.fault}: no such rule; {next_action}")
     emit(explanation(rules[arguments.fault]))
     return FINE

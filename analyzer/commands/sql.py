@@ -53,8 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     runs, queries = split_arguments(arguments.runs_and_query)
     if not runs:
         arguments.usage_error("name at least one run directory before the query")
+    if arguments.parquet is not None and arguments.output is not None:
+        arguments.usage_error("--parquet and -o each name a file to write: give one of them")
     if len(queries) > 1:
         arguments.usage_error(f"{len(queries)} queries given, expected one: {queries[1]!r}")
+    if not queries and arguments.parquet is not None:
+        arguments.usage_error("--parquet writes the rows of a query: give one")
     if not queries:
         _write(arguments, listing(runs))
         return FINE
