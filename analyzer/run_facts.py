@@ -71,7 +71,7 @@ def malformed_field(manifest: Manifest) -> str | None:
     roles, losses = manifest.label_roles, manifest.reference_losses
     texts = {name: getattr(manifest, name) for name in _TEXT_FIELDS} | vars(roles)
     numbers = {name: value for name, value in vars(losses).items() if name != "entropy_floor"}
-    objects = {name: getattr(manifest, name) for name in (*_JSON_FIELDS, "environment")}
+    objects = {name: getattr(manifest, name) for name in (*_JSON_FIELDS, "environment", "git")}
     objects["entropy_floor"] = losses.entropy_floor
     if isinstance(losses.entropy_floor, dict):
         numbers |= losses.entropy_floor

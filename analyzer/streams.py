@@ -57,10 +57,13 @@ def read_streams(run_directory: Path) -> tuple[Stream, ...]:
 def read_stream(path: Path, contract: Table, rank: int, segment: int) -> Stream:
     """The whole record batches of one stream, memory-mapped; what is cut off becomes a warning.
 
-    Raises AnalyzerError when the schema version is newer than this analyzer, or a column has a type
-    that cannot be converted to the contract's.
+    Raises AnalyzerError when the file cannot be read, its schema version is newer than this analyzer, or a
+    column has a type that cannot be converted to the contract's.
     """
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+    except OSError as error:  # a link to nowhere, or deleted since it was listed
+        raise AnalyzerError(f"{path}: unreadable: {error.strerror}") from None
     batches, schema, whole_bytes = _whole_batches(path, size)
     warnings = []
     if schema is None:

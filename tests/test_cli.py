@@ -68,6 +68,22 @@ def test_ls_prints_a_table(runs: Runs, capsys: pytest.CaptureFixture[str]) -> No
     assert shown == ["run", "healthy", "leak", "newer"]
 
 
+def test_ls_goes_on_after_a_file_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is being deleted is a row that says why; those after it are listed."""
+    for name in ("a", "b"):
+        healthy_run(tmp_path / name, steps=20)
+    gone = tmp_path / "a" / "log" / "units-r0-s0.arrows"
+    gone.unlink()
+    gone.symlink_to(tmp_path / "nowhere")
+    assert main(["ls", str(tmp_path), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["status"], first["error"]) == (
+        "unreadable",
+        f"{gone}: unreadable: No such file or directory",
+    )
+    assert (second["run"], second["error"]) == ("b", None)
+
+
 def test_ls_of_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing to list is no error, and is said on stderr."""
     assert main(["ls", str(tmp_path), "--json"]) == 0

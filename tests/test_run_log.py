@@ -261,6 +261,7 @@ def test_a_directory_without_a_manifest_is_no_run(tmp_path: Path) -> None:
     [
         ("seed", "zero"),
         ("config", [1]),
+        ("git", [1]),
         ("primary_split", 3),
         ("reference_losses", {"entropy_floor": {"a": "b"}}),
     ],
