@@ -417,11 +417,12 @@ static double lanczos_norm(const float *matrix, Py_ssize_t rows, Py_ssize_t colu
 
 static int read_floats(PyObject *object, Py_buffer *view, int flags)
 {
-    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT | flags) < 0)
-        return -1; /* not contiguous: the buffer protocol says so */
-    if (view->itemsize == 4 && view->format != NULL && strcmp(view->format, "f") == 0)
-        return 0;
-    PyBuffer_Release(view);
+    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT | flags) == 0) {
+        if (view->itemsize == 4 && view->format != NULL && strcmp(view->format, "f") == 0)
+            return 0;
+        PyBuffer_Release(view);
+    }
+    PyErr_Clear(); /* of a strided array NumPy says ValueError, others BufferError */
     PyErr_SetString(PyExc_TypeError, "expected C-contiguous float32 arrays");
     return -1;
 }

@@ -11,7 +11,7 @@ import pytest
 from recorded_rows import rows
 
 from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderError
-from recorder.kernel import Summary
+from recorder.kernel import KERNEL_VARIABLE, Summary, best_kernel
 from recorder.manifest import read_manifest
 from recorder.schema import TABLES
 from recorder.statistics import combined_hash, content_hash
@@ -315,3 +315,33 @@ def test_flush_hands_out_waiting_rows(run: Path) -> None:
         recorder.flush()
         batch = pa.ipc.open_stream((run / "log" / "steps-r0-s0.arrows").read_bytes()).read_next_batch()
     assert batch["step"].to_pylist() == [0]
+
+
+@pytest.mark.parametrize("kernel", ["compiled", "numpy"])
+def test_strided_arrays_are_recorded_like_their_copies(
+    run: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """A transposed weight and a transposed gradient, as a NumPy loop makes them: every row is there."""
+    if kernel == "compiled" and best_kernel().name != "compiled":
+        pytest.skip("no compiled kernel")
+    monkeypatch.setenv(KERNEL_VARIABLE, kernel)
+    recorded = {}
+    for name, order in (("copy", "C"), ("transposed", "F")):
+        weight = np.arange(6, dtype=np.float32).reshape(2, 3).copy(order=order)
+        with Recorder(run / name, on_error="raise", quiet=True) as recorder:
+            recorder.watch({"w": weight})
+            for step in range(2):
+                with recorder.step(step) as record:
+                    record.add_gradients({"w": (weight + 1).copy(order=order)})
+                    weight -= 0.5
+        recorded[name] = [
+            (row["step"], row["kind"], row["l2_norm"], row["max"], row["content_hash"])
+            for row in rows(run / name, "tensors")
+        ]
+    assert [row[1] for row in recorded["copy"]] == ["weight", "gradient", "update", "gradient"]
+    assert [row[:2] + row[3:] for row in recorded["transposed"]] == [
+        row[:2] + row[3:] for row in recorded["copy"]
+    ]
+    # six float32 squares, summed in another order
+    norms = [[row[2] for row in of_run] for of_run in recorded.values()]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
