@@ -149,8 +149,14 @@ class Segment:
         self._full.set()
         atexit.unregister(self.close)
         self._flusher.join()
-        for stream in self._streams.values():
-            self.write(stream)
+        try:
+            for stream in list(self._streams.values()):
+                self.write(stream)
+            self.report()  # while the event that it logs can still be written
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
         if self._fsync_seconds:
             self._sync()
         with self._write_lock:

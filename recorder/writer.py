@@ -194,7 +194,7 @@ class Stream:
             return
         row_counts = np.array([block.row_count for block in blocks])
         row_count = int(row_counts.sum())
-        if self.error is not None or self._file is None:
+        if self.error is not None or self._file is None or self._file.closed:
             self.lost_row_count += row_count
             return
         try:

@@ -203,3 +203,18 @@ def test_a_read_only_directory_is_one_clear_error(tmp_path: Path) -> None:
     assert result.stdout == (
         "run: can not record here: Permission denied; free the path or name another run directory\n"
     ), result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_disk_that_fills_up_at_the_end_does_not_end_the_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last flush is made while closing: what it loses is told and counted as at any other time."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(3))
+        recorder.flush()
+        fill_the_disk(run.resolve() / "log" / "steps-r0-s0.arrows")
+        record_steps(recorder, range(3, 5))
+    first, last = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in first and last.endswith("rows lost: 2 of steps")
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished", "warning"]

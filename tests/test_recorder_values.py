@@ -82,3 +82,14 @@ def test_a_failing_hook_raises_where_it_was_asked_to(run: Path) -> None:
         recorder.attach(model)
         with pytest.raises(RecorderError, match=r"hook on mlp\.relu"), recorder.step(0):
             model.modules["mlp.relu"].forward_hooks.fire(object(), None)
+
+
+def test_a_row_that_is_refused_while_closing_does_not_end_the_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A short run is flushed by its end only: the value is told there, and nothing is raised."""
+    with Recorder(run, quiet=True) as recorder, recorder.step(0) as record:
+        record.log(loss_sum=1.0, loss_token_count=1, batch_hash=-1)
+    first, last = capsys.readouterr().err.splitlines()
+    assert "rows are lost that their columns can not hold" in first and last.endswith("rows lost: 1 of steps")
+    assert "warning" in [row["kind"] for row in rows(run, "events")]
