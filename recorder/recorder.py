@@ -134,13 +134,20 @@ class Recorder:
     def log_examples(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the table of examples once: example_id, split, content_hash, and label columns of text."""
         self._check_open("examples")
+        if self._is_silent():
+            return
+        values = {name: _column_values(name, column) for name, column in columns.items()}
+        if len(lengths := {len(column) for column in values.values()}) != 1:
+            raise RecorderError(
+                f"examples: columns of {sorted(lengths)} rows; expected one number, and at least one column"
+            )
         arrow_schema = schema.EXAMPLES.arrow_schema()
         for name in columns:
             if name not in arrow_schema.names:
                 arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_STRING))
         self._segment.open("examples", arrow_schema)
-        values = {name: _column_values(column) for name, column in columns.items()}
-        self._segment.append([Block("examples", len(next(iter(columns.values()))), values)])
+        if row_count := lengths.pop():
+            self._segment.append([Block("examples", row_count, values)])
 
     def log_evaluation(
         self,
@@ -157,6 +164,8 @@ class Recorder:
         weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
         """
         self._check_open(f"evaluation of {split}")
+        if self._is_silent():
+            return
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
         row = {
@@ -375,9 +384,15 @@ class Recorder:
             print(f"recorder: {line}", file=sys.stderr)
 
 
-def _column_values(column: Sequence[Any]) -> Any:
-    """Names stay a sequence of str; numbers become an array."""
-    return column if isinstance(column[0], str) else np.asarray(column)
+def _column_values(name: str, column: Sequence[Any]) -> Any:
+    """Ids and hashes as an array, split and labels as a list of texts. RecorderError for other labels."""
+    if name in ("example_id", "content_hash"):
+        return np.asarray(column)
+    names = column.tolist() if isinstance(column, np.ndarray) else list(column)
+    for value in names:
+        if value is not None and not isinstance(value, str):
+            raise RecorderError(f"examples: {name} holds {value!r}; expected text, or None: write it as text")
+    return names
 
 
 def _microseconds() -> int:

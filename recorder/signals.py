@@ -364,5 +364,5 @@ def _attention_block(
 
 def _not_finite(logged: Mapping[str, Value]) -> bool:
     """A cheap look at what the loop logged, so that a NaN between two cadences is still recorded in full."""
-    watched = (logged.get(name) for name in ("objective", "loss_sum", "train_loss", "gradient_norm"))
+    watched = (logged.get(name) for name in ("objective", "loss_sum", "gradient_norm"))
     return any(value is not None and not math.isfinite(value) for value in watched)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _PYTHON_TYPES = {pa.float64(): float, pa.bool_(): bool}
 _USUAL_TYPE = {column.name: _PYTHON_TYPES.get(column.type, int) for column in schema.STEPS.columns}
-MADE_COLUMNS = frozenset({"step", "wall_time", "step_seconds", "recorder_seconds", "train_loss"})
+MADE_COLUMNS = frozenset(
+    {"step", "wall_time", "step_seconds", "recorder_seconds", "train_loss", "gradient_cosine_previous"}
+)
 """Columns of ``steps`` that the recorder fills in itself."""
 LOGGED_COLUMNS = frozenset(schema.STEPS.column_names()) - MADE_COLUMNS
 
@@ -50,6 +52,11 @@ class StepRecord:
     def log(self, **columns: Value) -> None:
         """Set columns of this step's row of ``steps``: loss_sum, learning_rate, gradient_norm, ..."""
         unknown = columns.keys() - LOGGED_COLUMNS
+        if made := sorted(unknown & MADE_COLUMNS):
+            raise RecorderError(
+                f"step {self.step}: {', '.join(made)}: filled in by the recorder; for the training loss log "
+                "loss_sum and loss_token_count"
+            )
         if unknown:
             raise RecorderError(
                 f"step {self.step}: no column {', '.join(sorted(unknown))} in table steps; "

@@ -10,7 +10,7 @@ import pytest
 from recorded_rows import record_steps, rows
 
 from analyzer.run_log import open_runs
-from recorder import Recorder, RecorderError, segment
+from recorder import EvaluationLosses, Recorder, RecorderError, segment
 from recorder.writer import Block
 
 
@@ -50,8 +50,11 @@ def test_a_history_without_a_segment_is_given_up(
         record_steps(recorder, range(5))
         monkeypatch.setattr("recorder.recorder.Segment", refuse)
         record_steps(recorder, range(2, 8))
+        one = np.ones(1)
+        recorder.log_evaluation(8, "validation", EvaluationLosses(one, one, one, one, one, one > 0))
     assert [row["step"] for row in rows(run, "steps")] == [0, 1, 2, 3, 4]
     assert "everything from step 2 on, which went back failed" in capsys.readouterr().err
+    assert not (run / "log" / "evaluations-r0-s0.arrows").exists()
     assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "warning", "finished"]
 
 

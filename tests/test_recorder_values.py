@@ -93,3 +93,47 @@ def test_a_row_that_is_refused_while_closing_does_not_end_the_training(
     first, last = capsys.readouterr().err.splitlines()
     assert "rows are lost that their columns can not hold" in first and last.endswith("rows lost: 1 of steps")
     assert "warning" in [row["kind"] for row in rows(run, "events")]
+
+
+@pytest.mark.parametrize("column", ["train_loss", "gradient_cosine_previous", "wall_time"])
+def test_a_column_that_the_recorder_fills_in_is_told_as_such(run: Path, column: str) -> None:
+    """It is in the table of the document, so "no such column" would be untrue."""
+    message = f"step 0: {column}: filled in by the recorder"
+    with (
+        Recorder(run, quiet=True) as recorder,
+        recorder.step(0) as record,
+        pytest.raises(RecorderError, match=message),
+    ):
+        record.log(**{column: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({}, "at least one column"),
+        ({"example_id": [1, 2], "split": ["train"]}, r"columns of \[1, 2\] rows"),
+        ({"example_id": [1, 2], "length": [3, 4]}, "length holds 3; expected text"),
+    ],
+)
+def test_examples_that_can_not_be_kept_are_told_where_they_are_logged(
+    run: Path, columns: dict[str, Any], message: str
+) -> None:
+    """Before anything of them is written, so that the right ones may follow."""
+    with Recorder(run, quiet=True) as recorder:
+        with pytest.raises(RecorderError, match=message):
+            recorder.log_examples(columns)
+        recorder.log_examples({"example_id": [1], "split": ["train"]})
+    assert [row["example_id"] for row in rows(run, "examples")] == [1]
+
+
+def test_labels_may_be_an_array_and_begin_with_none(run: Path) -> None:
+    """Text of NumPy, a missing first label, and no example at all."""
+    with Recorder(run / "a", quiet=True) as recorder:
+        recorder.log_examples(
+            {"example_id": np.arange(2), "split": np.array(["train", "test"]), "verb": [None, "go"]}
+        )
+    with Recorder(run / "b", quiet=True) as recorder:
+        recorder.log_examples({"example_id": [], "split": []})
+    found = [(row["example_id"], row["split"], row["verb"]) for row in rows(run / "a", "examples")]
+    assert found == [(0, "train", None), (1, "test", "go")]
+    assert rows(run / "b", "examples") == []
