@@ -74,7 +74,9 @@ def _joined(values: Sequence[Value], row_counts: Counts, dtype: Any) -> NDArray[
     filled = [0 if value is None else value for value in values] if type(None) in types else values
     if np.ndarray not in types:
         return np.repeat(np.array(filled, dtype), row_counts)
-    parts = [np.broadcast_to(value, count) for value, count in zip(filled, row_counts.tolist(), strict=True)]
+    # In their own type: an int64 zero beside uint64 hashes would make float64 of both.
+    arrays = [value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in filled]
+    parts = [np.broadcast_to(array, count) for array, count in zip(arrays, row_counts.tolist(), strict=True)]
     return _cast(np.concatenate(parts), dtype)
 
 

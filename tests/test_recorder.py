@@ -147,6 +147,17 @@ def test_hashes_follow_the_weights(run: Path) -> None:
     assert third != first
 
 
+def test_every_bit_of_a_hash_is_kept(run: Path) -> None:
+    """Rows without a hash in the same batch are nulls, they do not make its column one of floats."""
+    weight = np.arange(4, dtype=np.float32)
+    with Recorder(run, cadence=Cadence(hashes=1, gradients=1)) as recorder:
+        recorder.watch({"w": weight})
+        with recorder.step(0) as record:
+            record.add_gradients({"w": weight})
+    (found,) = (row["content_hash"] for row in rows(run, "tensors") if row["content_hash"] is not None)
+    assert found == content_hash(weight) > 1 << 53
+
+
 def test_an_evaluation_is_recorded_by_split_and_by_example(run: Path) -> None:
     """Sums are over the examples; a second evaluation of the same step is a repeat."""
     losses = EvaluationLosses(
