@@ -1,8 +1,9 @@
-"""One Arrow IPC stream of a log -> its whole record batches, in the contract's types."""
+"""Arrow IPC streams of a log -> their whole record batches, in the contract's tables and types."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from analyzer.errors import AnalyzerError
-from recorder.schema import LOG_DIRECTORY, SCHEMA_VERSION, VERSION_KEY, Table, parse_stream_name, table
+from analyzer.tensor_rows import whole_tensor_rows
+from recorder.schema import (
+    LOG_DIRECTORY,
+    NONFINITE,
+    SCHEMA_VERSION,
+    TENSORS,
+    VERSION_KEY,
+    WEIGHTS,
+    Table,
+    parse_stream_name,
+    table,
+)
 
 VIEW_COLUMNS = ("run", "rank", "segment")
 """Columns that the views add; a logged column of the same name is hidden."""
@@ -21,9 +33,9 @@ SMALL_BATCH_ROWS = 8192
 
 @dataclass(frozen=True)
 class Stream:
-    """The readable rows of one file: one table of one run, rank and segment."""
+    """The readable rows of one table of one run, rank and segment."""
 
-    path: Path
+    path: Path  # of tensors, the stream that the others belong to
     table: Table
     rank: int
     segment: int
@@ -45,13 +57,35 @@ class Stream:
 
 
 def read_streams(run_directory: Path) -> tuple[Stream, ...]:
-    """Every stream in a run's log directory, ordered by table, rank and segment."""
-    streams = []
-    for path in (run_directory / LOG_DIRECTORY).glob("*.arrows"):
-        if parsed := parse_stream_name(path.name):
-            name, rank, segment = parsed
-            streams.append(read_stream(path, table(name), rank, segment))
-    return tuple(sorted(streams, key=lambda s: (s.table.name, s.rank, s.segment)))
+    """The tables in a run's log directory, ordered by name, rank and segment."""
+    paths = sorted((run_directory / LOG_DIRECTORY).glob("*.arrows"), key=_reading_order)
+    named = [(path, *parsed) for path in paths if (parsed := parse_stream_name(path.name))]
+    streams = [read_stream(path, table(name), rank, segment) for path, name, rank, segment in named]
+    parts = {(s.table.name, s.rank, s.segment): s for s in streams if s.table in (NONFINITE, WEIGHTS)}
+    whole = [_whole(s, parts) for s in streams if s.table not in (NONFINITE, WEIGHTS)]
+    return tuple(sorted(whole, key=lambda s: (s.table.name, s.rank, s.segment)))
+
+
+def _reading_order(path: Path) -> bool:
+    """Tensors of a live run first: what belongs to their rows is written before them, so it is there then."""
+    return not path.name.startswith(f"{TENSORS.name}-")
+
+
+def _whole(stream: Stream, parts: Mapping[tuple[str, int, int], Stream]) -> Stream:
+    """Tensors with what of their rows is in other streams, and its warnings; other tables as they are."""
+    if stream.table != TENSORS:
+        return stream
+    warnings, rows = list(stream.warnings), []
+    for contract in (NONFINITE, WEIGHTS):
+        part = parts.get((contract.name, stream.rank, stream.segment))
+        rows.append(contract.arrow_schema().empty_table() if part is None else part.rows)
+        warnings += () if part is None else part.warnings
+    tensors, lost_count = whole_tensor_rows(stream.rows, *rows)
+    if lost_count:
+        warnings.append(
+            f"{stream.path}: {lost_count} rows not shown: their counts in {NONFINITE.name} are lost"
+        )
+    return dataclasses.replace(stream, rows=tensors, warnings=tuple(warnings))
 
 
 def read_stream(path: Path, contract: Table, rank: int, segment: int) -> Stream:
@@ -69,10 +103,10 @@ def read_stream(path: Path, contract: Table, rank: int, segment: int) -> Stream:
     if schema is None:
         warnings.append(f"{path}: cut: no readable header in {size} bytes; no rows read")
         schema = contract.arrow_schema()
-    elif whole_bytes < size:
-        tail = size - whole_bytes
-        warnings.append(f"{path}: cut: {tail} bytes after the last whole batch not readable")
-    _check_version(path, schema)
+    else:
+        _check_version(path, schema)
+        if tail := size - whole_bytes:
+            warnings.append(f"{path}: cut: {tail} bytes after the last whole batch not readable")
     rows = pa.Table.from_batches(batches, schema)
     if batches and rows.num_rows < SMALL_BATCH_ROWS * len(batches):
         rows = rows.combine_chunks()

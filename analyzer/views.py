@@ -115,7 +115,7 @@ def _create_view(
     selections = [item.selection(current) for item in items]
     if not selections:
         empty = f"empty_{table.name}"
-        connection.register(empty, table.arrow_schema().remove_metadata().empty_table())
+        connection.register(empty, table.arrow_schema().empty_table())
         selections = [
             "SELECT CAST(NULL AS VARCHAR) AS run, CAST(NULL AS INTEGER) AS rank, "
             f"CAST(NULL AS INTEGER) AS segment, * FROM {empty}"

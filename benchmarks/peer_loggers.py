@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from recorder import Manifest
-from recorder.schema import TENSORS
+from recorder.schema import TENSORS, WEIGHTS
 from recorder.segment import Segment
 from recorder.writer import Block, Matrix
 
-STATISTICS = ("l2_norm", "mean", "mean_abs", "std", "min", "max", "zero_fraction", "spectral_norm")
+MOMENTS = ("l2_norm", "mean", "mean_abs", "std", "min", "max", "zero_fraction")
+STATISTICS = (*MOMENTS, "spectral_norm")
 TRAINSCOPE_COLUMNS = (
     "grad_l2_norm",
     "grad_mean",
@@ -60,15 +61,22 @@ def named(names: list[str], values: np.ndarray) -> dict[str, float]:
 
 @contextlib.contextmanager
 def flight_recorder(directory: Path, tensors: int) -> Iterator[Log]:
-    """The recorder's own write path: one block of rows for each step."""
+    """The recorder's own write path: two blocks of rows a step, as the last statistic is one of weights."""
     directory.mkdir(parents=True)
     Manifest("benchmark").completed().write(directory)
     segment = Segment(directory, 0, "raise", fsync_seconds=0)
     ids = np.arange(tensors)
 
     def log(step: int, values: np.ndarray) -> None:
-        columns = {"step": step, "tensor_id": ids, "kind": "gradient"}
-        segment.append([Block(TENSORS.name, tensors, columns, Matrix(STATISTICS, values))])
+        key = {"step": step, "tensor_id": ids}
+        columns = key | {"kind": "weight", "all_finite": True}
+        moments, spectral_norms = Matrix(MOMENTS, values[:, :-1]), values[:, -1]
+        segment.append(
+            [
+                Block(TENSORS.name, tensors, columns, moments),
+                Block(WEIGHTS.name, tensors, key | {"spectral_norm": spectral_norms}),
+            ]
+        )
 
     yield log
     segment.close()

@@ -31,7 +31,7 @@ import numpy as np
 
 TENSOR_COUNT = 200
 ELEMENT_COUNT = 64  # small: the subject is rows, not the arrays behind them
-STATISTIC_COUNT = 10  # of a row of tensors: seven of the finite elements and three counts of the others
+STATISTIC_COUNT = 10  # of a tensor: seven of the finite elements and three counts of the others
 WORK_PASSES = 3  # over 16 MB, which is more than the caches hold
 PYTHON_LOOPS = 20_000  # about a millisecond of plain Python
 
@@ -118,12 +118,18 @@ def measure_stalls(directory: Path, steps: int) -> Stalls:
     return Stalls(1e3 * calls, 1e3 * attached, 1e3 * detached)
 
 
-def column_bytes(stream: Path) -> dict[str, float]:
-    """Bytes of a row on disk by column; what belongs to no column, padding and headers, under ``other``."""
+def column_bytes(log: Path) -> dict[str, float]:
+    """Bytes on disk for each row of tensors: by column, what belongs to no column under ``other``.
+
+    The streams that hold what few rows have are part of it, each as a whole.
+    """
     import pyarrow as pa
+
+    from recorder.schema import WRITTEN_BEFORE, stream_name
 
     sizes: dict[str, float] = {}
     row_count = 0
+    stream = log / stream_name("tensors", 0, 0)
     with stream.open("rb") as file:
         for batch in pa.ipc.open_stream(file):
             row_count += batch.num_rows
@@ -131,6 +137,9 @@ def column_bytes(stream: Path) -> dict[str, float]:
                 keys = column.indices if pa.types.is_dictionary(column.type) else column
                 sizes[name] = sizes.get(name, 0.0) + keys.nbytes
     sizes["other"] = stream.stat().st_size - sum(sizes.values())
+    for name in WRITTEN_BEFORE["tensors"]:
+        part = log / stream_name(name, 0, 0)
+        sizes[f"table {name}"] = part.stat().st_size if part.exists() else 0.0
     return {name: size / row_count for name, size in sizes.items()}
 
 
@@ -177,7 +186,7 @@ def print_tables(steps: int, memory_steps: int) -> None:
     cost = measure(PEERS[0], TENSOR_COUNT, steps)
     with tempfile.TemporaryDirectory() as name:
         stalls = measure_stalls(Path(name) / "stalls", steps)
-        bytes_by_column = column_bytes(Path(name) / "stalls" / "log" / "tensors-r0-s0.arrows")
+        bytes_by_column = column_bytes(Path(name) / "stalls" / "log")
         memory = measure_memory(Path(name) / "memory", memory_steps)
     *_, tenth, _, late = memory.values()
     print("\n".join(stalls.rows()))

@@ -24,7 +24,9 @@ def current_rows(run_directory: Path, table_name: str) -> pa.Table:
         if later and "step" in rows.column_names:
             rows = rows.filter(pc.less(rows.column("step"), min(later)))
         kept.append(rows)
-    return pa.concat_tables(kept) if kept else schema.table(table_name).arrow_schema().empty_table()
+    if not kept:
+        return schema.table(table_name).arrow_schema().empty_table()
+    return pa.concat_tables(kept, promote_options="permissive")  # widths differ between schema versions
 
 
 def last_logged_step(run_directory: Path) -> int:

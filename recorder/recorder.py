@@ -141,7 +141,7 @@ class Recorder:
             raise RecorderError(
                 f"examples: columns of {sorted(lengths)} rows; expected one number, and at least one column"
             )
-        arrow_schema = schema.EXAMPLES.arrow_schema()
+        arrow_schema = schema.EXAMPLES.stream_schema()
         for name in columns:
             if name not in arrow_schema.names:
                 arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_STRING))

@@ -1,17 +1,23 @@
 """The log contract: tables, columns, dtypes, units and file names.
 
 A file is the only thing that recorder and analyzer share; this module is its definition.
-The analyzer's help and the README's table are generated from it.
+STREAMS is what a segment writes, TABLES is what its reader shows: they differ in ``tensors``, whose rows are
+by far the most, and in the width of some integers. The analyzer's help and the README's table are generated
+from it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
-"""Raised when a column changes its meaning or its type; new nullable columns do not raise it."""
+SCHEMA_VERSION = 2
+"""Raised when a column changes its meaning or its type; new nullable columns do not raise it.
+
+1: a row of ``tensors`` has everything, in 95 bytes. 2: in 46; ``nonfinite`` and ``weights`` have the rest.
+"""
 
 VERSION_KEY = b"flight_recorder.schema_version"
 TABLE_KEY = b"flight_recorder.table"
@@ -27,6 +33,7 @@ TENSOR_KINDS = ("weight", "gradient", "activation", "activation_gradient", "upda
 WALL_TIME = pa.timestamp("us", tz="UTC")
 KEYED_STRING = pa.dictionary(pa.int16(), pa.string())
 """Repeated strings are stored once per stream and referred to by a 2-byte key."""
+KEYED_KIND = pa.dictionary(pa.int8(), pa.string())
 HASH = pa.uint64()
 
 
@@ -38,11 +45,12 @@ class Column:
     type: pa.DataType
     unit: str
     description: str
+    stored_type: pa.DataType | None = None  # in the stream, where that is narrower
 
 
 @dataclass(frozen=True)
 class Table:
-    """One Arrow IPC stream per rank and segment; ``key`` columns identify a row."""
+    """A table of the log; ``key`` columns identify a row of a rank and segment."""
 
     name: str
     row: str
@@ -51,17 +59,21 @@ class Table:
     open_columns: bool = False  # the user may add label columns of his own
 
     def arrow_schema(self) -> pa.Schema:
+        """What a reader gets, whatever the width in the stream."""
+        return pa.schema([pa.field(c.name, c.type) for c in self.columns])
+
+    def stream_schema(self) -> pa.Schema:
         """The stream's Arrow schema, with table name and schema version in its metadata."""
         metadata = {VERSION_KEY: str(SCHEMA_VERSION).encode(), TABLE_KEY: self.name.encode()}
-        return pa.schema([pa.field(c.name, c.type) for c in self.columns], metadata=metadata)
+        return pa.schema([pa.field(c.name, c.stored_type or c.type) for c in self.columns], metadata=metadata)
 
     def column_names(self) -> tuple[str, ...]:
         """Names in stream order."""
         return tuple(column.name for column in self.columns)
 
 
-def _integer(name: str, unit: str, description: str) -> Column:
-    return Column(name, pa.int64(), unit, description)
+def _integer(name: str, unit: str, description: str, stored_type: pa.DataType | None = None) -> Column:
+    return Column(name, pa.int64(), unit, description, stored_type)
 
 
 def _float(name: str, unit: str, description: str) -> Column:
@@ -85,6 +97,8 @@ def _text(name: str, description: str) -> Column:
 
 
 STEP = _integer("step", "optimizer updates", "the row describes the weights after this many updates")
+NARROW_STEP = dataclasses.replace(STEP, stored_type=pa.int32())
+"""For tables with many rows a step. The writer refuses what does not fit: two billion steps are far away."""
 WALL_CLOCK = Column("wall_time", WALL_TIME, "UTC", "when the row was made")
 TENSOR_ID = Column("tensor_id", pa.int32(), "id", "joins tensor_names within a rank and segment")
 LAYER = Column("layer", pa.int32(), "index", "block of the model, counted from 0")
@@ -94,6 +108,8 @@ LOSS_SUM = _float("loss_sum", "nats", "sum of the negative log-likelihood over t
 TOKEN_COUNT = _integer("token_count", "tokens", "tokens that loss_sum is over")
 ANSWER_LOSS_SUM = _float("answer_loss_sum", "nats", "the same over the tokens after the prompt")
 ANSWER_TOKEN_COUNT = _integer("answer_token_count", "tokens", "tokens that answer_loss_sum is over")
+NARROW_TOKEN_COUNT = dataclasses.replace(TOKEN_COUNT, stored_type=pa.int32())
+NARROW_ANSWER_TOKEN_COUNT = dataclasses.replace(ANSWER_TOKEN_COUNT, stored_type=pa.int32())
 
 STEPS = Table(
     "steps",
@@ -141,31 +157,59 @@ MICRO_BATCHES = Table(
     ),
 )
 
-TENSORS = Table(
+KIND = Column("kind", KEYED_KIND, "name", "one of " + ", ".join(TENSOR_KINDS))
+HAS_GRADIENT = _flag("has_gradient", "false: backward never reached the tensor; null: not a gradient")
+ALL_FINITE = _flag("all_finite", "false: the counts are in nonfinite; null: there are no elements to count")
+MOMENTS = (
+    _integer("element_count", "elements", "elements seen; real tokens only for activations", pa.uint32()),
+    _float("l2_norm", "as tensor", "Euclidean norm over finite elements"),
+    _statistic("mean", "as tensor", "mean over finite elements"),
+    _statistic("mean_abs", "as tensor", "mean absolute value over finite elements"),
+    _statistic("std", "as tensor", "population standard deviation over finite elements"),
+    _statistic("min", "as tensor", "smallest finite element"),
+    _statistic("max", "as tensor", "largest finite element"),
+    _statistic("zero_fraction", "0..1", "share of finite elements that are exactly zero"),
+)
+NONFINITE_COUNTS = (
+    _integer("nan_count", "elements", "NaN elements"),
+    _integer("positive_infinity_count", "elements", "+inf elements"),
+    _integer("negative_infinity_count", "elements", "-inf elements"),
+)
+WEIGHT_VALUES = (
+    _statistic("spectral_norm", "as tensor", "largest singular value: lower bound by Lanczos iteration"),
+    _statistic("spectral_norm_upper", "as tensor", "certified upper bound of the same"),
+    _hash("content_hash", "bytes of the tensor"),
+)
+
+TENSOR_ROWS = Table(
     "tensors",
     "recorded step, tensor and kind",
     ("step", "tensor_id", "kind"),
-    (
-        STEP,
-        TENSOR_ID,
-        Column("kind", KEYED_STRING, "name", "one of " + ", ".join(TENSOR_KINDS)),
-        _integer("element_count", "elements", "elements seen; real tokens only for activations"),
-        _float("l2_norm", "as tensor", "Euclidean norm over finite elements"),
-        _statistic("mean", "as tensor", "mean over finite elements"),
-        _statistic("mean_abs", "as tensor", "mean absolute value over finite elements"),
-        _statistic("std", "as tensor", "population standard deviation over finite elements"),
-        _statistic("min", "as tensor", "smallest finite element"),
-        _statistic("max", "as tensor", "largest finite element"),
-        _statistic("zero_fraction", "0..1", "share of finite elements that are exactly zero"),
-        _integer("nan_count", "elements", "NaN elements"),
-        _integer("positive_infinity_count", "elements", "+inf elements"),
-        _integer("negative_infinity_count", "elements", "-inf elements"),
-        _flag("has_gradient", "false: backward never reached the tensor; null: not a gradient"),
-        _statistic("spectral_norm", "as tensor", "largest singular value: lower bound by Lanczos iteration"),
-        _statistic("spectral_norm_upper", "as tensor", "certified upper bound of the same"),
-        _hash("content_hash", "bytes of the tensor"),
-    ),
+    # The norm keeps 64 bits: that of a float32 tensor can be beyond the range of float32.
+    (NARROW_STEP, TENSOR_ID, KIND, *MOMENTS, HAS_GRADIENT, ALL_FINITE),
 )
+
+NONFINITE = Table(
+    "nonfinite",
+    "row of tensors that is not all_finite",
+    TENSOR_ROWS.key,
+    (NARROW_STEP, TENSOR_ID, KIND, *NONFINITE_COUNTS),
+)
+
+WEIGHTS = Table(
+    "weights",
+    "weight at steps where one of these is due",
+    ("step", "tensor_id"),
+    (NARROW_STEP, TENSOR_ID, *WEIGHT_VALUES),
+)
+
+TENSORS = Table(
+    TENSOR_ROWS.name,
+    TENSOR_ROWS.row,
+    TENSOR_ROWS.key,
+    (STEP, TENSOR_ID, KIND, *MOMENTS, *NONFINITE_COUNTS, HAS_GRADIENT, *WEIGHT_VALUES),
+)
+"""What a reader makes of these three: counts of 0 where a row is all finite, null for values not due."""
 
 TENSOR_NAMES = Table(
     "tensor_names",
@@ -204,7 +248,7 @@ ATTENTION = Table(
     "recorded step, layer and head",
     ("step", "layer", "head"),
     (
-        STEP,
+        NARROW_STEP,
         LAYER,
         Column("head", pa.int32(), "index", "attention head, from 0"),
         _statistic("entropy", "0..1", "mean entropy of a row / ln(its allowed keys), rows with >= 2 keys"),
@@ -237,13 +281,13 @@ EXAMPLE_LOSSES = Table(
     "step, split and example",
     ("step", "split", "example_id"),
     (
-        STEP,
+        NARROW_STEP,
         SPLIT,
         EXAMPLE_ID,
         LOSS_SUM,
-        TOKEN_COUNT,
+        NARROW_TOKEN_COUNT,
         ANSWER_LOSS_SUM,
-        ANSWER_TOKEN_COUNT,
+        NARROW_ANSWER_TOKEN_COUNT,
         _flag("correct", "every answer token had the highest probability, given the true ones before it"),
     ),
 )
@@ -269,10 +313,12 @@ EVENTS = Table(
     ),
 )
 
-TABLES = (
+STREAMS = (
     STEPS,
     MICRO_BATCHES,
-    TENSORS,
+    TENSOR_ROWS,
+    NONFINITE,
+    WEIGHTS,
     TENSOR_NAMES,
     UNITS,
     ATTENTION,
@@ -281,11 +327,20 @@ TABLES = (
     EXAMPLES,
     EVENTS,
 )
+"""One Arrow IPC stream each per rank and segment."""
+WRITTEN_BEFORE = {TENSOR_ROWS.name: (NONFINITE.name, WEIGHTS.name)}
+"""Streams whose rows must be in their file before the rows of this one that they belong to."""
+TABLES = tuple(TENSORS if t == TENSOR_ROWS else t for t in STREAMS if t not in (NONFINITE, WEIGHTS))
+
+
+def stream(name: str) -> Table:
+    """What the stream of that name holds; KeyError when the contract has none."""
+    return {s.name: s for s in STREAMS}[name]
 
 
 def table(name: str) -> Table:
-    """The table of that name; KeyError when the contract has none."""
-    return {t.name: t for t in TABLES}[name]
+    """What a reader makes of the stream of that name; KeyError when the contract has none."""
+    return {t.name: t for t in (*STREAMS, *TABLES)}[name]
 
 
 def stream_name(table_name: str, rank: int, segment: int) -> str:
@@ -297,7 +352,7 @@ def parse_stream_name(file_name: str) -> tuple[str, int, int] | None:
     """(table, rank, segment) of a stream's file name; None for any other file."""
     stem, dot, suffix = file_name.rpartition(".")
     parts = stem.rsplit("-", 2)
-    if suffix != "arrows" or not dot or len(parts) != 3 or parts[0] not in {t.name for t in TABLES}:
+    if suffix != "arrows" or not dot or len(parts) != 3 or parts[0] not in {s.name for s in STREAMS}:
         return None
     name, rank, segment = parts
     if rank[:1] != "r" or segment[:1] != "s" or not (rank[1:] + segment[1:]).isdigit():
@@ -306,6 +361,6 @@ def parse_stream_name(file_name: str) -> tuple[str, int, int] | None:
 
 
 def markdown_table() -> str:
-    """The contract as a Markdown table, one row per table; the README carries it."""
-    rows = [f"| `{t.name}` | {t.row} | {', '.join(t.column_names())} |" for t in TABLES]
-    return "\n".join(["| table | one row per | columns |", "|---|---|---|", *rows])
+    """The streams as a Markdown table, one row per stream; the README carries it."""
+    rows = [f"| `{s.name}` | {s.row} | {', '.join(s.column_names())} |" for s in STREAMS]
+    return "\n".join(["| stream | one row per | columns |", "|---|---|---|", *rows])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from recorder.cadence import Cadence, is_due
 from recorder.capture import Capture, Due, Place
 from recorder.hooks import Array, Attention
 from recorder.kernel import STD, Kernel, Summary
+from recorder.schema import MOMENTS, NONFINITE_COUNTS
 from recorder.statistics import (
     ATTENTION_MASS,
     SpectralNorm,
@@ -159,7 +160,7 @@ class StepSignals:
             blocks += self._gradient_blocks(step, capture.gradients)
         blocks += self._activation_blocks(step, capture, places, everything)
         if self._has_weights_before and completed:
-            blocks.append(self._update_block(step))
+            blocks += self._update_blocks(step)
         for layer, attention in capture.attentions.items():
             mass = capture.attention_masses.get(layer)
             with_entropy = everything or is_due(step, cadence.attention_entropy)
@@ -211,16 +212,16 @@ class StepSignals:
             names = list(taken.taken)
             if names:
                 ids = [self._catalogue.id_of(_place(n, places), capture.activations[n]) for n in names]
-                blocks.append(self._block(step, kind, np.array(ids), taken.statistics()))
+                blocks += _blocks(step, kind, np.array(ids), taken.statistics())
             if due or everything:
                 rest = {name: array for name, array in arrays.items() if name not in taken.taken}
                 if rest:
                     ids = [self._catalogue.id_of(_place(n, places), array) for n, array in rest.items()]
-                    blocks.append(self._tensor_block(step, kind, ids, rest.values()))
+                    blocks += self._tensor_blocks(step, kind, np.array(ids), rest.values())
         return blocks
 
     def _weight_blocks(self, step: int) -> list[Block]:
-        """One block for matrices, which have a spectral norm, and one for all other weights."""
+        """Rows of matrices, which have a spectral norm, and of all other weights."""
         cadence, weights = self.cadence, self._catalogue.weights
         hashes = None
         if is_due(step, cadence.hashes):
@@ -231,14 +232,13 @@ class StepSignals:
             group = {name: weight for name, weight in weights.items() if (weight.ndim == 2) == is_matrix}
             if not group:
                 continue
-            block = self._tensor_block(
-                step, "weight", [self._catalogue.ids[n] for n in group], group.values()
-            )
+            ids = np.array([self._catalogue.ids[name] for name in group])
+            blocks += self._tensor_blocks(step, "weight", ids, group.values())
+            values = self._spectral_columns(step, group) if is_matrix else {}
             if hashes is not None:
-                block.columns["content_hash"] = np.array([hashes[name] for name in group], np.uint64)
-            if is_matrix:
-                block.columns.update(self._spectral_columns(step, group))
-            blocks.append(block)
+                values["content_hash"] = np.array([hashes[name] for name in group], np.uint64)
+            if values:
+                blocks.append(Block("weights", len(ids), {"step": step, "tensor_id": ids} | values))
         return blocks
 
     def _spectral_columns(self, step: int, matrices: Mapping[str, Array]) -> dict[str, Value]:
@@ -265,9 +265,7 @@ class StepSignals:
         blocks = []
         if arrays:
             statistics = self._gradient_statistics(step, arrays)
-            block = self._block(step, "gradient", names.ids, statistics)
-            block.columns["has_gradient"] = True
-            blocks.append(block)
+            blocks += _blocks(step, "gradient", names.ids, statistics, has_gradient=True)
         if names.missing_ids.size:
             columns = {"step": step, "kind": "gradient", "has_gradient": False}
             blocks.append(
@@ -303,7 +301,7 @@ class StepSignals:
         self._previous_gradient = PreviousGradient(step, norm, previous.flat)
         return statistics
 
-    def _update_block(self, step: int) -> Block:
+    def _update_blocks(self, step: int) -> list[Block]:
         """Rows of what the update added to each weight."""
         assert self._weights_before is not None
         weights, before = list(self._catalogue.weights.values()), self._weights_before
@@ -317,18 +315,34 @@ class StepSignals:
             ends = np.cumsum([weight.size for weight in weights])
             differences = np.concatenate([weight.ravel() for weight in weights]) - before
             trusted(statistics, np.split(differences, ends[:-1]))
-        return self._block(step, "update", np.array(ids), statistics)
+        return _blocks(step, "update", np.array(ids), statistics)
 
-    def _tensor_block(self, step: int, kind: str, ids: Sequence[int], arrays: Iterable[Array]) -> Block:
-        return self._block(step, kind, np.array(ids), summarize_all(list(arrays), self._kernel))
-
-    def _block(self, step: int, kind: str, ids: NDArray[np.int64], statistics: Array) -> Block:
-        columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids}
-        return Block("tensors", len(ids), columns, Matrix(Summary._fields, statistics))
+    def _tensor_blocks(
+        self, step: int, kind: str, ids: NDArray[np.int64], arrays: Iterable[Array]
+    ) -> list[Block]:
+        return _blocks(step, kind, ids, summarize_all(list(arrays), self._kernel))
 
 
 _L2_NORM = Summary._fields.index("l2_norm")
+_MOMENTS = tuple(column.name for column in MOMENTS)
+_COUNTS = tuple(column.name for column in NONFINITE_COUNTS)
 _size = operator.attrgetter("size")
+
+
+def _blocks(
+    step: int, kind: str, ids: NDArray[np.int64], statistics: Array, has_gradient: bool | None = None
+) -> list[Block]:
+    """Rows of tensors, and of nonfinite where a count is not 0. statistics: (ids, Summary)."""
+    moments, counts = statistics[:, : len(_MOMENTS)], statistics[:, len(_MOMENTS) :]
+    key: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids}
+    columns = key | {"has_gradient": has_gradient, "all_finite": True}
+    blocks = [Block("tensors", len(ids), columns, Matrix(_MOMENTS, moments))]
+    if counts.any():
+        is_counted = counts.any(axis=1)
+        columns["all_finite"] = ~is_counted
+        counted = Matrix(_COUNTS, counts[is_counted])
+        blocks.append(Block("nonfinite", len(counted.values), key | {"tensor_id": ids[is_counted]}, counted))
+    return blocks
 
 
 def _empty_statistics(count: int) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recorder.schema import KEYED_STRING, WALL_TIME
+from recorder.schema import WALL_TIME
 
 Value = Any
 """What a column takes: a number, bool or str; None for "not measured"; or one array of them per block."""
@@ -40,16 +40,18 @@ class Block(NamedTuple):
 
 
 _DTYPES: dict[pa.DataType, Any] = {
+    pa.int8(): np.int8,
     pa.int16(): np.int16,
     pa.int32(): np.int32,
     pa.int64(): np.int64,
+    pa.uint32(): np.uint32,
     pa.uint64(): np.uint64,
     pa.float32(): np.float32,
     pa.float64(): np.float64,
     pa.bool_(): np.bool_,
     WALL_TIME: np.int64,
 }
-
+_NARROW = frozenset(map(np.dtype, (np.int8, np.int16, np.int32, np.uint32)))
 
 Counts = NDArray[np.int64]
 """Rows of each block, (blocks,)."""
@@ -81,7 +83,11 @@ def _joined(values: Sequence[Value], row_counts: Counts, dtype: Any) -> NDArray[
 
 
 def _cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Contiguous values of that type."""
+    """Contiguous values of that type. Raises OverflowError on a whole number that would wrap around."""
+    if np.dtype(dtype) in _NARROW and values.dtype != dtype and values.size:
+        limits = np.iinfo(dtype)
+        if not (limits.min <= values.min() and values.max() <= limits.max):
+            raise OverflowError(f"{values.min():.0f} to {values.max():.0f} in a column of {limits.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):  # beyond float32's range is recorded as infinite
         return np.ascontiguousarray(values, dtype)
 
@@ -104,22 +110,23 @@ def string_array(values: Sequence[str | None]) -> pa.Array:
 
 
 class KeyedStrings:
-    """Repeated strings of one column: 2-byte keys into a list of names that only grows."""
+    """Repeated strings of one column: keys of 1 or 2 bytes into a list of names that only grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_type: pa.DataType) -> None:
+        self._key_type = key_type
         self._keys: dict[str, int] = {}
         self._names = string_array([])
 
     def array(self, values: Sequence[Value], row_counts: Counts) -> pa.Array:
         """Dictionary array from one name, sequence of names or None per block of rows."""
         keys = [
-            np.array([self._key(name) for name in value], np.int16) if isinstance(value, list | tuple)
+            np.array([self._key(name) for name in value]) if isinstance(value, list | tuple)
             else None if value is None else self._key(value)
             for value in values
         ]  # fmt: skip
         if len(self._names) != len(self._keys):
             self._names = string_array(list(self._keys))
-        return pa.DictionaryArray.from_arrays(fixed_array(pa.int16(), keys, row_counts), self._names)
+        return pa.DictionaryArray.from_arrays(fixed_array(self._key_type, keys, row_counts), self._names)
 
     def _key(self, name: str) -> int:
         return self._keys.setdefault(name, len(self._keys))
@@ -150,7 +157,11 @@ class Stream:
         self.waiting_row_count = 0
         self._schema = schema
         self._names = frozenset(schema.names)
-        self._keyed = {field.name: KeyedStrings() for field in schema if field.type == KEYED_STRING}
+        self._keyed = {
+            field.name: KeyedStrings(field.type.index_type)
+            for field in schema
+            if pa.types.is_dictionary(field.type)
+        }
         self._matrix_names: tuple[str, ...] = ()
         self._waiting: list[Block] = []
         self._oldest = 0.0

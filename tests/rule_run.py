@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-from synthetic import MANIFEST, Columns, Rows, healthy_tables, stream_table
+from synthetic import MANIFEST, Columns, Rows, healthy_tables, view_table
 
 from analyzer.diagnoses import DIAGNOSES, Assessment, Diagnosis, assess_runs
 from analyzer.query_library import load_queries
@@ -143,12 +143,12 @@ def opened(runs: Mapping[str, Sequence[Tables]], manifests: Mapping[str, Manifes
 
 def _arrow_table(name: str, rows: Rows | Columns) -> pa.Table:
     """The rows in the contract's schema; those of the healthy run, which most tests share, made once."""
-    return _healthy_arrow_table(name) if rows is healthy().get(name) else stream_table(name, rows)
+    return _healthy_arrow_table(name) if rows is healthy().get(name) else view_table(name, rows)
 
 
 @cache
 def _healthy_arrow_table(name: str) -> pa.Table:
-    return stream_table(name, healthy()[name])
+    return view_table(name, healthy()[name])
 
 
 @cache

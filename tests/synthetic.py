@@ -13,9 +13,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recorder.manifest import LabelRoles, Manifest, ReferenceLosses
-from recorder.schema import LOG_DIRECTORY, MANIFEST_FILE, stream_name, table
+from recorder.schema import (
+    ALL_FINITE,
+    LOG_DIRECTORY,
+    MANIFEST_FILE,
+    NONFINITE,
+    NONFINITE_COUNTS,
+    WEIGHT_VALUES,
+    WEIGHTS,
+    stream,
+    stream_name,
+    table,
+)
 
 Rows = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, Any]
@@ -45,15 +57,16 @@ def write_run(
     segment: int = 0,
     finished: bool = True,
 ) -> Path:
-    """The run directory, with one stream per given table; an existing manifest stays as it is."""
+    """The run directory, with the streams of the given tables; an existing manifest stays as it is."""
     (directory / LOG_DIRECTORY).mkdir(parents=True, exist_ok=True)
     if manifest is not None and not (directory / MANIFEST_FILE).exists():
         (directory / MANIFEST_FILE).write_text(json.dumps(dataclasses.asdict(manifest)))
     given = dict(tables or {})
     if "events" not in given:
         given["events"] = events("segment_started", *(["finished"] if finished else []))
-    for name, rows in given.items():
-        write_stream(directory / LOG_DIRECTORY / stream_name(name, rank, segment), name, rows)
+    for table_name, rows in given.items():
+        for name, stored in stream_tables(table_name, rows).items():
+            _write(directory / LOG_DIRECTORY / stream_name(name, rank, segment), stored)
     return directory
 
 
@@ -73,13 +86,47 @@ def events(*kinds: str, host: str | None = None, pid: int | None = None) -> Rows
 
 def write_stream(path: Path, name: str, rows: Rows | Columns, batch_rows: int | None = None) -> None:
     """One Arrow IPC stream of a table: absent columns are null, unknown ones are added as they are."""
-    batch = stream_table(name, rows)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
-        writer.write_table(batch, max_chunksize=batch_rows)
+    _write(path, stream_table(name, rows), batch_rows)
+
+
+def _write(path: Path, stored: pa.Table, batch_rows: int | None = None) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, stored.schema) as writer:
+        writer.write_table(stored, max_chunksize=batch_rows)
+
+
+def stream_tables(name: str, rows: Rows | Columns) -> dict[str, pa.Table]:
+    """The streams that hold the rows of a table: three for ``tensors``, if they are needed."""
+    whole = view_table(name, rows)
+    if name != "tensors":
+        return {name: _stored(name, whole)}
+    counts = [whole.column(column.name) for column in NONFINITE_COUNTS]
+    all_finite = pc.equal(pc.max_element_wise(*counts), 0)  # null where no count is given
+    values = [pc.is_valid(whole.column(column.name)) for column in WEIGHT_VALUES]
+    parts = {
+        NONFINITE.name: whole.filter(pc.invert(all_finite)),
+        WEIGHTS.name: whole.filter(pc.or_(pc.or_(values[0], values[1]), values[2])),
+    }
+    streams = {part: _stored(part, found) for part, found in parts.items() if found.num_rows}
+    return streams | {name: _stored(name, whole.append_column(ALL_FINITE.name, all_finite))}
 
 
 def stream_table(name: str, rows: Rows | Columns) -> pa.Table:
-    """The rows in the contract's schema."""
+    """The rows in the schema of their only stream."""
+    return stream_tables(name, rows)[name]
+
+
+def _stored(name: str, rows: pa.Table) -> pa.Table:
+    """The columns of a stream in its types, then the user's labels."""
+    contract = stream(name)
+    schema = contract.stream_schema()
+    if contract.open_columns:
+        for label in rows.column_names[len(schema) :]:
+            schema = schema.append(rows.schema.field(label))
+    return rows.select(schema.names).cast(schema)
+
+
+def view_table(name: str, rows: Rows | Columns) -> pa.Table:
+    """The rows as a reader sees them, in the types of the contract."""
     contract = table(name).arrow_schema()
     columns = dict(rows) if isinstance(rows, Mapping) else _columns(rows)
     row_count = len(next(iter(columns.values()), ()))

@@ -72,7 +72,7 @@ BAD_RUNS: list[tuple[Callable[[Path], Path], str]] = [
     (lambda base: base, "not a run directory: no manifest.json; name a directory that a recorder wrote"),
     (
         lambda base: write_run(base / "a", {}, dataclasses.replace(MANIFEST, schema_version=9)),
-        "schema version 9; this analyzer reads 1-1: upgrade it",
+        "schema version 9; this analyzer reads 1-2: upgrade it",
     ),
 ]
 

@@ -58,7 +58,7 @@ def test_ls_lists_runs_and_says_what_is_broken(runs: Runs, capsys: pytest.Captur
     assert healthy["last_loss"] == pytest.approx(0.74, abs=0.05)  # 0.3 + 3.2 exp(-299/150) +- 4 sigma of 1%
     assert rows["leak"]["verdict"] == "Broken causal mask"
     assert (rows["newer"]["status"], rows["newer"]["verdict"]) == ("unreadable", None)
-    assert rows["newer"]["error"].endswith("schema version 9; this analyzer reads 1-1: upgrade it")
+    assert rows["newer"]["error"].endswith("schema version 9; this analyzer reads 1-2: upgrade it")
 
 
 def test_ls_prints_a_table(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ import pytest
 from recorded_rows import rows
 
 from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderError
-from recorder.kernel import KERNEL_VARIABLE, Summary, best_kernel
+from recorder.kernel import KERNEL_VARIABLE, best_kernel
 from recorder.manifest import read_manifest
-from recorder.schema import TABLES
+from recorder.schema import STREAMS
 from recorder.statistics import combined_hash, content_hash
 from recorder.writer import Block, Matrix
 
@@ -70,23 +70,22 @@ def test_weights_without_any_gradient_are_told_from_the_first_step_on(run: Path)
 
 def test_a_matrix_and_columns_of_a_stream_make_one_table(run: Path) -> None:
     """Blocks with a matrix, without one and with nulls keep their rows and their order."""
-    values = np.arange(33, dtype=np.float64).reshape(3, 11)
+    names = ("element_count", "max", "zero_fraction")
+    values = np.arange(9, dtype=np.float64).reshape(3, 3)
     with Recorder(run) as recorder:
         ids = {"kind": "weight", "tensor_id": np.arange(3)}
         recorder._segment.append(
             [
-                Block("tensors", 3, {"step": 0, **ids}, Matrix(Summary._fields, values)),
+                Block("tensors", 3, {"step": 0, **ids}, Matrix(names, values)),
                 Block("tensors", 2, {"step": 1, "kind": "gradient", "has_gradient": False}),
-                Block(
-                    "tensors", 3, {"step": 2, **ids, "spectral_norm": 2.5}, Matrix(Summary._fields, -values)
-                ),
+                Block("tensors", 3, {"step": 2, **ids, "l2_norm": 2.5}, Matrix(names, 2 * values)),
             ]
         )
     table = rows(run, "tensors")
     assert [row["step"] for row in table] == [0] * 3 + [1] * 2 + [2] * 3
-    assert [row["max"] for row in table] == [6, 17, 28, None, None, -6, -17, -28]
-    assert [row["element_count"] for row in table] == [0, 11, 22, None, None, 0, -11, -22]
-    assert [row["spectral_norm"] for row in table] == [None] * 5 + [2.5] * 3
+    assert [row["element_count"] for row in table] == [0, 3, 6, None, None, 0, 6, 12]
+    assert [row["max"] for row in table] == [1, 4, 7, None, None, 2, 8, 14]
+    assert [row["l2_norm"] for row in table] == [None] * 5 + [2.5] * 3
     assert [row["tensor_id"] for row in table] == [0, 1, 2, None, None, 0, 1, 2]
 
 
@@ -128,9 +127,15 @@ def test_a_nan_between_two_cadences_is_recorded_in_full(run: Path) -> None:
     train(run, range(8), Cadence(gradients=100, weights=100, updates=0), poison=5)
     gradients = [row for row in rows(run, "tensors") if row["kind"] == "gradient"]
     assert sorted({row["step"] for row in gradients}) == [0, 5]
-    assert [row["nan_count"] for row in gradients if row["step"] == 5] == [0, 1]
-    poisoned = [row for row in rows(run, "tensors") if row["kind"] == "weight" and row["nan_count"]]
-    assert [row["step"] for row in poisoned] == [6, 7]  # the update carried it into the weights
+    assert [row["all_finite"] for row in gradients if row["step"] == 5] == [True, False]
+    poisoned = [
+        (row["step"], row["kind"], row["tensor_id"], row["nan_count"]) for row in rows(run, "nonfinite")
+    ]
+    assert poisoned == [
+        (5, "gradient", 1, 1),
+        (6, "weight", 1, 1),
+        (7, "weight", 1, 1),
+    ]  # the update carried it
     assert math.isnan(rows(run, "steps")[5]["train_loss"])
 
 
@@ -150,12 +155,13 @@ def test_hashes_follow_the_weights(run: Path) -> None:
 def test_every_bit_of_a_hash_is_kept(run: Path) -> None:
     """Rows without a hash in the same batch are nulls, they do not make its column one of floats."""
     weight = np.arange(4, dtype=np.float32)
-    with Recorder(run, cadence=Cadence(hashes=1, gradients=1)) as recorder:
-        recorder.watch({"w": weight})
-        with recorder.step(0) as record:
-            record.add_gradients({"w": weight})
-    (found,) = (row["content_hash"] for row in rows(run, "tensors") if row["content_hash"] is not None)
-    assert found == content_hash(weight) > 1 << 53
+    with Recorder(run, cadence=Cadence(hashes=2, spectral_norms=1)) as recorder:
+        recorder.watch({"w": weight.reshape(2, 2)})
+        for step in range(2):
+            with recorder.step(step):
+                pass
+    (found,) = (row["content_hash"] for row in rows(run, "weights") if row["content_hash"] is not None)
+    assert found == content_hash(weight.reshape(2, 2)) > 1 << 53
 
 
 def test_an_evaluation_is_recorded_by_split_and_by_example(run: Path) -> None:
@@ -256,7 +262,7 @@ def test_training_goes_on_when_the_log_can_not_be_written(
         with recorder.step(0) as record:
             record.log(learning_rate=0.1)
         stream = recorder._segment._streams["steps"]
-        recorder._segment.write(stream)
+        recorder._segment.write("steps")
         stream.error = OSError(28, "No space left on device")
         for step in (1, 2):
             with recorder.step(step) as record:
@@ -267,14 +273,14 @@ def test_training_goes_on_when_the_log_can_not_be_written(
     assert told[1].endswith("rows lost: 2 of steps")
 
 
-def test_every_table_of_the_contract_can_be_written(run: Path) -> None:
+def test_every_stream_of_the_contract_can_be_written(run: Path) -> None:
     """The writer knows every type that the contract uses."""
     with Recorder(run) as recorder:
-        for table in TABLES:
-            if table.name not in ("events", "examples"):
-                recorder._segment.append([Block(table.name, 1, {})])
+        for stream in STREAMS:
+            if stream.name not in ("events", "examples"):
+                recorder._segment.append([Block(stream.name, 1, {})])
     assert {path.name.split("-")[0] for path in (run / "log").iterdir()} >= {
-        table.name for table in TABLES if table.name != "examples"
+        stream.name for stream in STREAMS if stream.name != "examples"
     }
 
 
@@ -293,7 +299,7 @@ def test_a_loop_that_raises_on_nan_is_not_broken_by_the_recorder(run: Path) -> N
             with recorder.step(step) as record:
                 record.add_gradients({"w": np.array([[np.nan, np.inf], [1e-30, 1e30]], np.float32)})
                 record.log(gradient_norm=math.nan)
-    assert [row["nan_count"] for row in rows(run, "tensors") if row["kind"] == "gradient"] == [1, 1]
+    assert [row["nan_count"] for row in rows(run, "nonfinite") if row["kind"] == "gradient"] == [1, 1]
 
 
 def test_micro_batches_are_numbered_within_their_step(run: Path) -> None:
@@ -336,7 +342,7 @@ def test_strided_arrays_are_recorded_like_their_copies(
     if kernel == "compiled" and best_kernel().name != "compiled":
         pytest.skip("no compiled kernel")
     monkeypatch.setenv(KERNEL_VARIABLE, kernel)
-    recorded = {}
+    recorded, hashes = {}, {}
     for name, order in (("copy", "C"), ("transposed", "F")):
         weight = np.arange(6, dtype=np.float32).reshape(2, 3).copy(order=order)
         with Recorder(run / name, on_error="raise", quiet=True) as recorder:
@@ -346,9 +352,10 @@ def test_strided_arrays_are_recorded_like_their_copies(
                     record.add_gradients({"w": (weight + 1).copy(order=order)})
                     weight -= 0.5
         recorded[name] = [
-            (row["step"], row["kind"], row["l2_norm"], row["max"], row["content_hash"])
-            for row in rows(run / name, "tensors")
+            (row["step"], row["kind"], row["l2_norm"], row["max"]) for row in rows(run / name, "tensors")
         ]
+        hashes[name] = [(row["step"], row["content_hash"]) for row in rows(run / name, "weights")]
+    assert hashes["transposed"] == hashes["copy"] != []
     assert [row[1] for row in recorded["copy"]] == ["weight", "gradient", "update", "gradient"]
     assert [row[:2] + row[3:] for row in recorded["transposed"]] == [
         row[:2] + row[3:] for row in recorded["copy"]

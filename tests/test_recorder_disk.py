@@ -26,7 +26,7 @@ FULL_DISK = """
             with recorder.step(step) as record:
                 record.log(loss_sum=1.0, loss_token_count=1)
             if step % 50 == 49:
-                recorder._segment.write(recorder._segment._streams["steps"])
+                recorder._segment.write("steps")
         print("trained to the end")
 """
 

@@ -134,7 +134,7 @@ def test_a_reader_beside_the_writer_never_sees_a_torn_row(run: Path) -> None:
         for step in range(1500):
             record_steps(recorder, range(step, step + 1))
             stream = recorder._segment._streams["steps"]
-            recorder._segment.write(stream)
+            recorder._segment.write("steps")
             if step % 5 == 0:
                 steps = []
                 with stream.path.open("rb") as file:

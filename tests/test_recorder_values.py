@@ -137,3 +137,13 @@ def test_labels_may_be_an_array_and_begin_with_none(run: Path) -> None:
     found = [(row["example_id"], row["split"], row["verb"]) for row in rows(run / "a", "examples")]
     assert found == [(0, "train", None), (1, "test", "go")]
     assert rows(run / "b", "examples") == []
+
+
+def test_a_row_that_is_refused_while_closing_is_raised_where_asked(run: Path) -> None:
+    """The files are closed all the same, with their end-of-stream marks."""
+    recorder = Recorder(run, on_error="raise", quiet=True)
+    with recorder.step(0) as record:
+        record.log(batch_hash=-1)
+    with pytest.raises(RecorderError, match="their columns can not hold"):
+        recorder.close()
+    assert (run / "log" / "events-r0-s0.arrows").read_bytes().endswith(b"\xff\xff\xff\xff\0\0\0\0")

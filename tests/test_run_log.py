@@ -27,7 +27,7 @@ def test_a_newer_manifest_is_one_clear_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", manifest=dataclasses.replace(MANIFEST, schema_version=3))
     with pytest.raises(AnalyzerError) as caught:
         open_runs([run])
-    expected = f"{run / MANIFEST_FILE}: schema version 3; this analyzer reads 1-1: upgrade it"
+    expected = f"{run / MANIFEST_FILE}: schema version 3; this analyzer reads 1-2: upgrade it"
     assert str(caught.value) == expected
 
 

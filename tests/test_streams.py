@@ -98,7 +98,7 @@ def test_an_unknown_schema_version_is_one_clear_error(
     versioned_steps(path, version)
     with pytest.raises(AnalyzerError) as caught:
         read_stream(path, STEPS, 0, 0)
-    assert str(caught.value) == f"{path}: schema version {found}; this analyzer reads 1-1: upgrade it"
+    assert str(caught.value) == f"{path}: schema version {found}; this analyzer reads 1-2: upgrade it"
 
 
 def test_a_missing_column_is_null_in_the_contracts_type(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Writes the golden log of the present schema version: python tests/golden/make.py
 
 A golden log is made once per schema version and never again: later analyzers must read it as it is.
+The last step has one gradient, of every kind of value that there is; the others did not arrive.
 Host, process and git state are fixed, since they say nothing about the contract.
 """
 
 from pathlib import Path
 from unittest.mock import patch
+
+import numpy as np
 
 from experiments.corpus import load_corpus
 from experiments.training import TrainingConfig, train
@@ -42,6 +45,9 @@ def main() -> None:
         Recorder(directory, manifest, cadence=Cadence(gradients=5, attention=5)) as recorder,
     ):
         train(CONFIG, load_corpus(), recorder)
+        with recorder.step(CONFIG.total_steps) as record:
+            values = np.array([np.nan, np.nan, np.inf, -np.inf, 3.0, -4.0], np.float32)
+            record.add_gradients({"blocks.0.mlp.up.weight": values})
 
 
 if __name__ == "__main__":
