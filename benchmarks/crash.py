@@ -9,7 +9,7 @@ earlier, as after a checkpoint. Broken promises are listed, and make the exit co
 - every step that was recorded more than a second before the kill is there, with all its tensors, also when
   one step takes four seconds;
 - every event whose call had returned is there, however young;
-- no step is missing in between, none is there twice, no row holds another step's numbers.
+- no step is missing in between, none is there twice, no row holds another step's numbers, or has lost a NaN.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.crash_victim import (
     FLUSH_BEGUN,
     FLUSHED,
     MARK,
+    NAN_STEPS,
     NOTE,
     NOTED,
     RECORDED,
@@ -209,7 +210,8 @@ def _misfits(run_log: RunLog, segment: int) -> Iterable[str]:
         run_log,
         f"SELECT step FROM tensors_all WHERE segment = {segment} AND kind = 'gradient' AND NOT coalesce("
         f"min = step AND max = step AND element_count = {SIDE * SIDE} AND has_gradient "
-        f"AND abs(l2_norm - {SIDE} * step) <= {FLOAT32_ROUNDING} * {SIDE} * step, false)",
+        f"AND nan_count = CAST(tensor_id = 0 AND step % {NAN_STEPS} = 0 AS INTEGER) "
+        f"AND abs(l2_norm / sqrt(element_count - nan_count) - step) <= {FLOAT32_ROUNDING} * step, false)",
     )
     for table, wrong in (("steps", wrong_steps), ("tensors", wrong_tensors)):
         if wrong:

@@ -23,6 +23,7 @@ TENSOR_COUNT = 40
 SIDE = 16  # of each square weight
 TOKEN_COUNT = 2
 EVENT_STEPS = 20  # an event at every 20th step
+NAN_STEPS = 3  # at every third, the first gradient has a NaN
 NOTE = "note"
 
 BORN, RECORDED, FLUSH_BEGUN, FLUSHED, NOTED = range(5)
@@ -76,7 +77,10 @@ def record(run: Path, first_step: int, scenario: Scenario, mark: Callable[[int, 
         for step in itertools.count(first_step):
             with recorder.step(step) as record:
                 time.sleep(scenario.seconds(step))
-                record.add_gradients({name: np.full((SIDE, SIDE), step, np.float32) for name in names})
+                gradients = {name: np.full((SIDE, SIDE), step, np.float32) for name in names}
+                if step % NAN_STEPS == 0:
+                    gradients[names[0]][0, 0] = np.nan
+                record.add_gradients(gradients)
                 record.log(loss_sum=float(step), loss_token_count=TOKEN_COUNT)
             mark(RECORDED, step)
             if step % EVENT_STEPS == 0:

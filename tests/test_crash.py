@@ -124,6 +124,15 @@ def test_a_spoilt_log_is_found(
     assert table in {line.partition(":")[0] for line in broken((copy, marks, killed_seconds))}
 
 
+def test_lost_counts_are_found(killed: tuple[Path, np.ndarray, float], tmp_path: Path) -> None:
+    """Gradients with a NaN whose counts are gone are not shown, so they are missing."""
+    run, marks, killed_seconds = killed
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "log" / "nonfinite-r0-s0.arrows").unlink()
+    assert "tensors: not every step has each tensor once" in broken((copy, marks, killed_seconds))
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
 def test_a_killed_training_renders(tmp_path: Path, seconds: float) -> None:
     """The reference training, killed soon after its log appears, is told as killed and has a page."""
