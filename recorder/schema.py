@@ -34,6 +34,7 @@ WALL_TIME = pa.timestamp("us", tz="UTC")
 KEYED_STRING = pa.dictionary(pa.int16(), pa.string())
 """Repeated strings are stored once per stream and referred to by a 2-byte key."""
 KEYED_KIND = pa.dictionary(pa.int8(), pa.string())
+"""The same with a 1-byte key, for at most 128 different strings."""
 HASH = pa.uint64()
 
 
@@ -157,9 +158,9 @@ MICRO_BATCHES = Table(
     ),
 )
 
-KIND = Column("kind", KEYED_KIND, "name", "one of " + ", ".join(TENSOR_KINDS))
+KIND = Column("kind", KEYED_STRING, "name", "one of " + ", ".join(TENSOR_KINDS), KEYED_KIND)
 HAS_GRADIENT = _flag("has_gradient", "false: backward never reached the tensor; null: not a gradient")
-ALL_FINITE = _flag("all_finite", "false: the counts are in nonfinite; null: there are no elements to count")
+ALL_FINITE = _flag("all_finite", "false: the counts are in nonfinite; null: nothing was counted")
 MOMENTS = (
     _integer("element_count", "elements", "elements seen; real tokens only for activations", pa.uint32()),
     _float("l2_norm", "as tensor", "Euclidean norm over finite elements"),

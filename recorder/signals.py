@@ -325,6 +325,7 @@ class StepSignals:
 
 _L2_NORM = Summary._fields.index("l2_norm")
 _MOMENTS = tuple(column.name for column in MOMENTS)
+_MOMENT_COUNT = len(_MOMENTS)
 _COUNTS = tuple(column.name for column in NONFINITE_COUNTS)
 _size = operator.attrgetter("size")
 
@@ -333,15 +334,16 @@ def _blocks(
     step: int, kind: str, ids: NDArray[np.int64], statistics: Array, has_gradient: bool | None = None
 ) -> list[Block]:
     """Rows of tensors, and of nonfinite where a count is not 0. statistics: (ids, Summary)."""
-    moments, counts = statistics[:, : len(_MOMENTS)], statistics[:, len(_MOMENTS) :]
-    key: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids}
-    columns = key | {"has_gradient": has_gradient, "all_finite": True}
-    blocks = [Block("tensors", len(ids), columns, Matrix(_MOMENTS, moments))]
+    columns: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids, "all_finite": True}
+    if has_gradient is not None:
+        columns["has_gradient"] = has_gradient
+    blocks = [Block("tensors", len(ids), columns, Matrix(_MOMENTS, statistics[:, :_MOMENT_COUNT]))]
+    counts = statistics[:, _MOMENT_COUNT:]
     if counts.any():
         is_counted = counts.any(axis=1)
         columns["all_finite"] = ~is_counted
-        counted = Matrix(_COUNTS, counts[is_counted])
-        blocks.append(Block("nonfinite", len(counted.values), key | {"tensor_id": ids[is_counted]}, counted))
+        key: dict[str, Value] = {"step": step, "kind": kind, "tensor_id": ids[is_counted]}
+        blocks.append(Block("nonfinite", len(key["tensor_id"]), key, Matrix(_COUNTS, counts[is_counted])))
     return blocks
 
 
