@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pytest
 from synthetic import healthy_tables, write_run
 
+import analyzer.streams
 from analyzer.run_log import open_runs
-from analyzer.streams import read_streams
+from analyzer.streams import read_stream, read_streams
+from experiments.log_reader import current_rows
 from recorder import Cadence, Recorder
 from recorder.kernel import Summary
 from recorder.schema import MOMENTS, NONFINITE_COUNTS, TENSORS
@@ -106,7 +109,10 @@ def test_both_versions_show_the_same_columns(tmp_path: Path) -> None:
                 "SELECT run, segment, count(*) AS n, sum(nan_count) AS n_nan, "
                 "count(content_hash) AS n_hash FROM tensors_all GROUP BY ALL ORDER BY ALL"
             ).to_pylist()
+        # what resumes and compares runs reads streams without the analyzer
+        losses = current_rows(continued, "example_losses")
     assert types == types[:1] * 4
+    assert (losses.num_rows, losses.field("token_count").type) == (1200, pa.int64())
     version_1, version_2 = (260, 0, 60), (280, 2, 60)
     assert [tuple(row.values()) for row in counts] == [
         ("continued", 0, *version_1),
@@ -159,7 +165,7 @@ def snapshots(
 
     with Recorder(run, cadence=FINITE_ONLY, quiet=True) as recorder:
         recorder.watch({"w": np.ones(2, np.float32)})
-        monkeypatch.setattr("recorder.segment.FLUSH_SECONDS", math.inf)  # the flusher stays out of this
+        monkeypatch.setattr("recorder.segment.FLUSH_SECONDS", 60.0)  # the flusher stays out of this
         monkeypatch.setattr(Stream, "write", write_and_copy)
         for step in steps:
             with recorder.step(step) as record:
@@ -204,6 +210,32 @@ def test_rows_that_come_during_a_write_wait_with_their_counts(
     assert found[-1] == [(0, 1), (1, 2)]
 
 
+def test_a_reader_of_a_live_run_finds_the_counts_of_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush after each stream that is read: rows are read before what belongs to them, so it is there."""
+    monkeypatch.setattr("recorder.segment.FLUSH_SECONDS", 60.0)
+    with Recorder(tmp_path / "run", cadence=FINITE_ONLY, quiet=True) as recorder:
+        recorder.watch({"w": np.ones(2, np.float32)})
+        step_numbers = itertools.count()
+
+        def record_a_nan() -> None:
+            step = next(step_numbers)
+            with recorder.step(step) as record:
+                record.add_gradients({"w": np.array([np.nan, step], np.float32)})
+            recorder.flush()
+
+        def read_while_writing(*arguments: Any) -> analyzer.streams.Stream:
+            stream = read_stream(*arguments)
+            record_a_nan()
+            return stream
+
+        record_a_nan()
+        monkeypatch.setattr("analyzer.streams.read_stream", read_while_writing)
+        rows, warnings = seen(tmp_path / "run", "step", "nan_count")
+    assert (rows, warnings) == ([(0, 1)], [])
+
+
 def test_the_largest_numbers_that_fit_are_kept(tmp_path: Path) -> None:
     """Narrow columns hold what their type can hold, to the last."""
     limits = {"step": (1 << 31) - 1, "tensor_id": 0, "kind": "weight", "element_count": (1 << 32) - 1}
@@ -238,6 +270,18 @@ def test_a_number_that_does_not_fit_costs_its_rows_and_is_told(
     told = capsys.readouterr().err
     assert "rows are lost that their columns can not hold: OverflowError" in told
     assert "rows lost: 1 of tensors" in told
+
+
+def test_a_key_of_one_byte_never_stands_for_two_kinds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """128 kinds have a key; the rows of another one are lost, and it is told."""
+    kinds = [f"kind{number:03}" for number in range(129)]
+    with Recorder(tmp_path / "run", quiet=True) as recorder:
+        recorder._segment.append([Block("tensors", 1, {"tensor_id": 0, "step": 0, "kind": k}) for k in kinds])
+    rows, _ = seen(tmp_path / "run", "kind")
+    assert sorted(rows) == [(kind,) for kind in kinds[:128]]
+    assert "rows lost: 1 of tensors" in capsys.readouterr().err
 
 
 def test_a_step_beyond_the_narrow_type_keeps_its_losses(tmp_path: Path) -> None:
