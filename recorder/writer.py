@@ -76,10 +76,16 @@ def _joined(values: Sequence[Value], row_counts: Counts, dtype: Any) -> NDArray[
     filled = [0 if value is None else value for value in values] if type(None) in types else values
     if np.ndarray not in types:
         return np.repeat(np.array(filled, dtype), row_counts)
-    # In their own type: an int64 zero beside uint64 hashes would make float64 of both.
-    arrays = [value if isinstance(value, np.ndarray) else np.array(value, dtype) for value in filled]
-    parts = [np.broadcast_to(array, count) for array, count in zip(arrays, row_counts.tolist(), strict=True)]
+    parts = [_part(value, count, dtype) for value, count in zip(filled, row_counts.tolist(), strict=True)]
     return _cast(np.concatenate(parts), dtype)
+
+
+def _part(value: Value, count: int, dtype: Any) -> NDArray[Any]:
+    """(count,) values of one block, numbers in the column's own type.
+
+    An int64 zero beside uint64 hashes would make float64 of both, which has no room for a hash.
+    """
+    return value if type(value) is np.ndarray else np.full(count, value, dtype)
 
 
 def _cast(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -162,6 +168,7 @@ class Stream:
             for field in schema
             if pa.types.is_dictionary(field.type)
         }
+        self._fields = {field.name: field for field in schema}  # asking the schema again costs a microsecond
         self._matrix_names: tuple[str, ...] = ()
         self._waiting: list[Block] = []
         self._oldest = 0.0
@@ -250,10 +257,11 @@ class Stream:
 
     def _batch(self, blocks: Sequence[Block], row_counts: Counts) -> pa.RecordBatch:
         of_matrices = self._matrix_arrays(blocks, row_counts)
+        columns = [block.columns for block in blocks]
         arrays = [
-            of_matrices[field.name] if field.name in of_matrices
-            else self._array(field, [block.columns.get(field.name) for block in blocks], row_counts)
-            for field in self._schema
+            of_matrices[name] if name in of_matrices
+            else self._array(field, [column.get(name) for column in columns], row_counts)
+            for name, field in self._fields.items()
         ]  # fmt: skip
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
