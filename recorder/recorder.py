@@ -83,6 +83,7 @@ class Recorder:
         self._current: StepRecord | None = None
         self._step_start = 0.0
         self._recorder_seconds = 0.0
+        self._append_seconds = 0.0  # of the row before
         self._total_seconds = np.zeros(2)  # recorder, whole steps
         self._last_step: int | None = None  # of this segment
         self._evaluated: dict[tuple[int, str], int] = {}
@@ -246,13 +247,15 @@ class Recorder:
             ),
         )
         now = time.perf_counter()  # letting go of the step's arrays below is the training's own work
-        seconds = self._recorder_seconds + self.capture.seconds + now - start
-        row = self._step_row(record, seconds, now - self._step_start)
+        seconds = self._append_seconds + self._recorder_seconds + self.capture.seconds + now - start
+        step_seconds = self._append_seconds + now - self._step_start
+        row = self._step_row(record, seconds, step_seconds)
         self._segment.append([*blocks, *record.micro_batches, Block("steps", 1, row)])
+        self._append_seconds = time.perf_counter() - now
         hook_errors = self.capture.end()
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
-        self._account(record.step, seconds, now - self._step_start)
+        self._account(record.step, seconds, step_seconds)
 
     def _event(self, kind: str, message: str, step: int | None, payload: Mapping[str, Any] | None) -> None:
         row = {

@@ -119,7 +119,7 @@ STEPS = Table(
     (
         STEP,
         WALL_CLOCK,
-        _float("step_seconds", "s", "duration of the step, recorder included"),
+        _float("step_seconds", "s", "duration of the step, recorder included: also what the row before cost"),
         _float("recorder_seconds", "s", "the recorder's own share of step_seconds"),
         _integer("epoch", "passes", "pass over the training data, from 0"),
         _integer("data_position", "examples", "examples of this epoch consumed before the step"),

@@ -1,8 +1,12 @@
 """The files of one segment of a run: opened by one process, flushed in time, never silently incomplete.
 
-A flusher thread hands waiting rows to the operating system, so that a long step delays nothing and a
-killed process loses less than a second of rows. It also touches the events stream, whose age is the
+A flusher thread hands rows to the operating system, so that a disk delays no step, a long step delays nothing
+and a killed process loses less than a second of rows. It also touches the events stream, whose age is the
 heartbeat of a live run, and asks the disk for durability every ``fsync_seconds``.
+
+The thread that appends encodes them, one stream at a time: a flusher that did it in the middle of a step
+would keep the interpreter from the training, up to the 5 ms of ``sys.getswitchinterval`` at a time. It does
+so only where nothing is appended for long.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +27,14 @@ from recorder import schema
 from recorder.errors import RecorderError
 from recorder.writer import Block, Stream
 
+ENCODE_SECONDS = 0.4
+"""Rows that waited so long are encoded by the next append. A batch takes 0.3 ms, however few rows it has."""
 FLUSH_SECONDS = 0.5
 """Rows wait at most this long, so that a killed process loses less than a second of them."""
 MOST_WAITING_ROWS = 4096
 """Of one table: a loop of short steps must not pile up half a second of rows in memory."""
+MOST_ENCODED_BYTES = 1 << 20
+"""Of one table, in memory: where the flusher does not come to run, the thread that appends writes them."""
 HEARTBEAT_SECONDS = 5.0
 
 OnError = Literal["warn", "raise"]
@@ -76,7 +84,7 @@ class Segment:
         """Append rows; with ``flush`` they reach the operating system before this returns."""
         if self.foreign:
             return
-        touched = set()
+        touched = {}  # in the order of the rows
         with self._lock:
             for block in blocks:
                 stream = self._streams.get(block.table)
@@ -84,27 +92,56 @@ class Segment:
                     arrow_schema = schema.stream(block.table).stream_schema()
                     stream = self._streams[block.table] = Stream(self._path(block.table), arrow_schema)
                 stream.append(block)
-                touched.add(block.table)
-                if stream.waiting_row_count > MOST_WAITING_ROWS:
-                    self._full.set()
+                touched[block.table] = stream
         if flush:
             for table_name in touched:
                 self.write(table_name)
+        else:
+            self._encode_one_of(touched)
         self.report()
 
     def write(self, table_name: str) -> None:
-        """Write what waits in a stream; rows that come meanwhile wait for the next time.
-
-        What belongs to these rows in other streams is taken at the same moment and written first. So a kill
-        between two writes costs whole rows, and leaves none whose counts of NaN are lost.
-        """
-        before = schema.WRITTEN_BEFORE.get(table_name, ())
+        """Write what waits in a stream; rows that come meanwhile wait for the next time."""
         with self._write_lock:
-            with self._lock:
-                streams = [self._streams[name] for name in (*before, table_name) if name in self._streams]
-                taken = [(stream, stream.take()) for stream in streams]
-            for stream, blocks in taken:
-                stream.write(blocks)
+            self._encode(table_name)
+            self._write_encoded(table_name)
+
+    def _with_parts(self, table_name: str) -> list[Stream]:
+        """A stream, after those that hold parts of its rows.
+
+        They are encoded from rows taken at one moment, and written in this order. So a kill between two
+        writes costs whole rows, and leaves none whose counts of NaN are lost.
+        """
+        names = (*schema.WRITTEN_BEFORE.get(table_name, ()), table_name)
+        return [self._streams[name] for name in names if name in self._streams]
+
+    def _encode(self, table_name: str) -> None:
+        """Make record batches of what waits. The caller has the write lock."""
+        with self._lock:
+            taken = [(stream, stream.take()) for stream in self._with_parts(table_name)]
+        for stream, blocks in taken:
+            stream.encode(blocks)
+
+    def _write_encoded(self, table_name: str) -> None:
+        """Hand record batches to the operating system. The caller has the write lock."""
+        for stream in self._with_parts(table_name):
+            stream.write()
+
+    def _encode_one_of(self, streams: Mapping[str, Stream]) -> None:
+        """Encode the first stream that is due, one at a time so that no append takes long."""
+        for table_name, stream in streams.items():
+            is_full = stream.waiting_row_count > MOST_WAITING_ROWS
+            if is_full or stream.oldest_age > ENCODE_SECONDS:
+                if self._write_lock.acquire(blocking=False):  # else the flusher is at the disk: next time
+                    try:
+                        self._encode(table_name)
+                        if stream.encoded_byte_count > MOST_ENCODED_BYTES:  # the flusher does not come to run
+                            self._write_encoded(table_name)
+                    finally:
+                        self._write_lock.release()
+                if is_full:
+                    self._full.set()
+                return
 
     def flush(self) -> None:
         """Write what waits in every stream."""
@@ -201,6 +238,9 @@ class Segment:
             for table_name, stream in list(self._streams.items()):
                 if stream.oldest_age > FLUSH_SECONDS or stream.waiting_row_count > MOST_WAITING_ROWS:
                     self.write(table_name)
+                elif stream.encoded_byte_count:
+                    with self._write_lock:
+                        self._write_encoded(table_name)
             now = time.monotonic()
             if now - beat > HEARTBEAT_SECONDS:
                 beat = now

@@ -1,12 +1,13 @@
 """Rows to Arrow IPC streams: one file per table, rank and segment, appended to by one process only.
 
-Appending keeps a reference and returns; when rows leave, each column is built for all waiting blocks at
-once. Arrow arrays are made from buffers: ``pa.array`` would import pandas on first use and stall the
-process by a third of a second.
+Appending keeps a reference and returns. Encoding builds each column for all waiting blocks at once, which
+takes the interpreter for as long as it lasts; writing is one system call, which does not. Arrow arrays are
+made from buffers: ``pa.array`` would import pandas on first use and stall the process by a third of a second.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Sequence
@@ -161,6 +162,7 @@ class Stream:
         self.lost_row_count = 0
         self.written_row_count = 0
         self.waiting_row_count = 0
+        self._encoded_row_count = 0
         self._schema = schema
         self._names = frozenset(schema.names)
         self._keyed = {
@@ -172,12 +174,12 @@ class Stream:
         self._matrix_names: tuple[str, ...] = ()
         self._waiting: list[Block] = []
         self._oldest = 0.0
+        self._encoded = io.BytesIO()  # a batch is made of many small writes, and goes to the file as one
+        self._writer = pa.ipc.new_stream(self._encoded, schema)
         self._file: BinaryIO | None = None
         try:
-            # One large Python buffer makes one write of each batch; unbuffered, Arrow writes each part.
-            self._file = path.open("xb", buffering=1 << 20)
-            self._writer = pa.ipc.new_stream(self._file, schema)
-            self._file.flush()
+            self._file = path.open("xb")
+            self._hand_over()
         except FileExistsError:
             raise
         except OSError as error:
@@ -203,13 +205,13 @@ class Stream:
         self.waiting_row_count += block.row_count
 
     def take(self) -> list[Block]:
-        """The waiting blocks, which wait no longer: they are to be written."""
+        """The waiting blocks, which wait no longer: they are to be encoded."""
         waiting, self._waiting = self._waiting, []
         self.waiting_row_count = 0
         return waiting
 
-    def write(self, blocks: Sequence[Block]) -> None:
-        """Hand rows to the operating system as one record batch."""
+    def encode(self, blocks: Sequence[Block]) -> None:
+        """Make a record batch of rows, in memory: it waits for no disk."""
         if not blocks:
             return
         row_counts = np.array([block.row_count for block in blocks])
@@ -222,18 +224,39 @@ class Stream:
         except Exception as error:  # a value that its column can not hold: only its own rows are lost
             if len(blocks) > 1:
                 for block in blocks:
-                    self.write([block])
+                    self.encode([block])
                 return
             self.rejection = self.rejection or f"{type(error).__name__}: {error}"
             self.lost_row_count += row_count
             return
-        try:
-            self._writer.write_batch(batch)
+        self._encoded_row_count += row_count
+        self._writer.write_batch(batch)
+
+    @property
+    def encoded_byte_count(self) -> int:
+        """Bytes of record batches that are not in the file yet."""
+        return self._encoded.tell()
+
+    def write(self) -> None:
+        """Hand the record batches to the operating system."""
+        row_count, self._encoded_row_count = self._encoded_row_count, 0
+        if row_count and self.error is None:
+            try:
+                self._hand_over()
+                self.written_row_count += row_count
+                return
+            except OSError as error:
+                self.error = error
+        self.lost_row_count += row_count
+
+    def _hand_over(self) -> None:
+        """Write the encoded bytes to the file. Raises OSError, and forgets them all the same."""
+        encoded = self._encoded.getvalue()
+        self._encoded.seek(0)
+        self._encoded.truncate()
+        if self._file is not None:
+            self._file.write(encoded)
             self._file.flush()
-            self.written_row_count += row_count
-        except OSError as error:
-            self.error = error
-            self.lost_row_count += row_count
 
     def break_off(self, error: OSError) -> None:
         """Stop writing for a reason that a write would not show, such as a deleted directory."""
@@ -245,12 +268,14 @@ class Stream:
 
     def close(self) -> None:
         """Write what waits and the end-of-stream mark, and close the file."""
-        self.write(self.take())
+        self.encode(self.take())
+        self.write()
         if self._file is None:
             return
         try:
             if self.error is None:
                 self._writer.close()
+                self._hand_over()
             self._file.close()
         except OSError as error:
             self.error = self.error or error

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from recorder import Cadence, EvaluationLosses, Manifest, Recorder, RecorderErro
 from recorder.kernel import KERNEL_VARIABLE, best_kernel
 from recorder.manifest import read_manifest
 from recorder.schema import STREAMS
+from recorder.segment import Segment
 from recorder.statistics import combined_hash, content_hash
 from recorder.writer import Block, Matrix
 
@@ -52,6 +54,22 @@ def test_the_cosine_with_the_gradient_before_is_null_where_there_is_none(run: Pa
     assert cosines[0] is None and cosines[3] is None
     # Every gradient is a multiple of the first; float32 squares, products and 9 sums round.
     assert [cosines[step] for step in (1, 2, 4)] == pytest.approx([1, 1, 1], abs=16 * 1.2e-7)
+
+
+def test_the_recorders_own_time_counts_what_a_row_cost_after_it_was_made(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row can not tell how long its own append took; the next one does."""
+    append = Segment.append
+
+    def slow_append(segment: Segment, blocks: Iterable[Block], flush: bool = False) -> None:
+        time.sleep(0.0 if flush else 0.02)
+        append(segment, blocks, flush)
+
+    monkeypatch.setattr(Segment, "append", slow_append)
+    train(run, range(2))
+    first, second = (row["recorder_seconds"] for row in rows(run, "steps"))
+    assert first < 0.02 <= second <= rows(run, "steps")[1]["step_seconds"]
 
 
 def test_weights_without_any_gradient_are_told_from_the_first_step_on(run: Path) -> None:

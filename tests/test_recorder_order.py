@@ -104,14 +104,44 @@ def test_rows_of_short_steps_do_not_pile_up(run: Path) -> None:
     """The flusher is woken by a number of rows too, not by time alone."""
     columns = {"kind": "weight", "tensor_id": np.arange(100)}
     with Recorder(run, quiet=True) as recorder:
-        stream_rows = segment.MOST_WAITING_ROWS + 100
-        blocks = [Block("tensors", 100, {"step": step, **columns}) for step in range(stream_rows // 100 + 1)]
+        block_count = segment.MOST_WAITING_ROWS // 100 + 1
+        blocks = [Block("tensors", 100, {"step": step, **columns}) for step in range(block_count)]
         recorder._segment.append(blocks)
         deadline = time.monotonic() + segment.FLUSH_SECONDS / 2  # before the oldest row is due
         stream = recorder._segment._streams["tensors"]
-        while stream.waiting_row_count and time.monotonic() < deadline:
+        while not stream.written_row_count and time.monotonic() < deadline:
             time.sleep(0.005)
+        assert (stream.written_row_count, stream.waiting_row_count) == (100 * block_count, 0)
+
+
+def test_the_thread_that_appends_makes_the_record_batch_and_the_flusher_writes_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are due are encoded when ``append`` returns; no flusher is in the middle of a step then."""
+    monkeypatch.setattr(segment, "ENCODE_SECONDS", 0.0)
+    with Recorder(run, quiet=True) as recorder:
+        recorder.flush()  # the event that a segment starts with
+        monkeypatch.setattr(segment, "FLUSH_SECONDS", 60.0)  # of the rows that wait, none is the flusher's
+        recorder._segment.append([Block("steps", 1, {"step": 0})])
+        stream = recorder._segment._streams["steps"]
         assert stream.waiting_row_count == 0
+        deadline = time.monotonic() + 10.0
+        while not stream.written_row_count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert stream.written_row_count == 1
+
+
+def test_an_append_does_not_wait_for_a_disk(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the flusher writes, rows that are due go on waiting, and the next append takes them."""
+    monkeypatch.setattr(segment, "ENCODE_SECONDS", 0.0)
+    with Recorder(run, quiet=True) as recorder:
+        monkeypatch.setattr(segment, "FLUSH_SECONDS", 60.0)
+        with recorder._segment._write_lock:  # as the flusher holds it during a write
+            recorder._segment.append([Block("steps", 1, {"step": 0})])
+            assert recorder._segment._streams["steps"].waiting_row_count == 1
+        recorder._segment.append([Block("steps", 1, {"step": 1})])
+        assert recorder._segment._streams["steps"].waiting_row_count == 0
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1]
 
 
 def test_the_budget_slows_the_cadences_and_says_so(run: Path) -> None:

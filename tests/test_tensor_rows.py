@@ -143,29 +143,34 @@ def test_no_row_passes_for_finite_when_its_counts_are_lost(tmp_path: Path) -> No
     assert kept_counts == {3, 9}
 
 
-AtWrite = Callable[[Recorder, Stream], None]
+AtEncode = Callable[[Recorder, Stream], None]
 
 
 def snapshots(
-    run: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], at_write: AtWrite | None = None
+    run: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[int], at_encode: AtEncode | None = None
 ) -> list[Path]:
     """A copy of the run after each single write of a stream: what a kill at that moment would leave.
 
-    Each step has a gradient with one NaN, and is flushed. at_write: called after each write.
+    Each step has a gradient with one NaN, and is flushed. at_encode: called after a stream encoded rows.
     """
     copies: list[Path] = []
-    write = Stream.write
+    encode, write = Stream.encode, Stream.write
 
-    def write_and_copy(stream: Stream, blocks: Sequence[Block]) -> None:
-        write(stream, blocks)
-        if blocks:
+    def encode_and_call(stream: Stream, blocks: Sequence[Block]) -> None:
+        encode(stream, blocks)
+        if blocks and at_encode is not None:
+            at_encode(recorder, stream)
+
+    def write_and_copy(stream: Stream) -> None:
+        is_due = stream.encoded_byte_count > 0
+        write(stream)
+        if is_due:
             copies.append(Path(shutil.copytree(run, run.parent / f"{run.name}-{len(copies)}")))
-            if at_write is not None:
-                at_write(recorder, stream)
 
     with Recorder(run, cadence=FINITE_ONLY, quiet=True) as recorder:
         recorder.watch({"w": np.ones(2, np.float32)})
         monkeypatch.setattr("recorder.segment.FLUSH_SECONDS", 60.0)  # the flusher stays out of this
+        monkeypatch.setattr(Stream, "encode", encode_and_call)
         monkeypatch.setattr(Stream, "write", write_and_copy)
         for step in steps:
             with recorder.step(step) as record:
@@ -181,16 +186,18 @@ def seen_after_each_write(copies: Sequence[Path]) -> list[list[tuple[Any, ...]]]
     return [rows for rows, _ in found]
 
 
+@pytest.mark.parametrize("encode_seconds", [60.0, 0.0], ids=["encoded when written", "encoded before"])
 def test_a_kill_between_two_writes_leaves_no_row_without_its_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encode_seconds: float
 ) -> None:
     """Counts are written before the rows that they belong to: each row is seen with them, or not yet."""
+    monkeypatch.setattr("recorder.segment.ENCODE_SECONDS", encode_seconds)
     found = seen_after_each_write(snapshots(tmp_path / "run", monkeypatch, range(3)))
     assert all(rows == [(step, 1) for step in range(len(rows))] for rows in found)
     assert {len(rows) for rows in found} == {0, 1, 2, 3}
 
 
-def test_rows_that_come_during_a_write_wait_with_their_counts(
+def test_rows_that_come_while_others_are_encoded_wait_with_their_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that ends after the counts were taken does not go out without its own."""
