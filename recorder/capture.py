@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,11 @@ class Due:
     activations: bool = False
     activation_gradients: bool = False
     attention: bool = False
+
+    @cached_property
+    def outputs(self) -> bool:
+        """Hooks on outputs do more than to keep them."""
+        return self.activations or self.activation_gradients
 
 
 @dataclass
@@ -179,18 +184,30 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
     eager = capture.kernel.eager
 
     def keep(output: WatchedTensor, token_mask: NDArray[np.bool_] | None) -> None:
-        activation = _real_tokens(output.data, token_mask)
-        capture.activations[name] = activation
+        # In most steps this is all, so it does without the clock and the call that _guarded costs.
+        if not capture.recording:
+            return
+        try:
+            activation = _real_tokens(output.data, token_mask)
+            capture.activations[name] = activation
+        except Exception as error:
+            capture.errors.append((name, error))
+            return
+        if counts_units or capture.due.outputs:
+            _guarded(capture, name, look, output, activation, token_mask)
+
+    def look(output: WatchedTensor, activation: Array, token_mask: NDArray[np.bool_] | None) -> None:
         if eager and capture.due.activations:
             capture.activation_statistics.take(name, activation)
         if capture.due.activation_gradients:
             hook = partial(_guarded, capture, f"gradient of {name}", keep_gradient, token_mask)
             output.register_gradient_hook(hook)
         if counts_units:
-            if name not in capture.units:
+            window = capture.units.get(name)
+            if window is None:
                 fired = np.zeros(activation.shape[-1], np.bool_)
-                capture.units[name] = UnitWindow(layer, fired, capture.step)
-            capture.units[name].add(activation.reshape(-1, activation.shape[-1]), capture.kernel)
+                window = capture.units[name] = UnitWindow(layer, fired, capture.step)
+            window.add(activation.reshape(-1, activation.shape[-1]), capture.kernel)
 
     def keep_gradient(token_mask: NDArray[np.bool_] | None, gradient: Array) -> None:
         real = _real_tokens(gradient, token_mask)
@@ -199,7 +216,7 @@ def _forward_hook(name: str, module: WatchedModule, capture: Capture) -> Forward
         else:
             capture.activation_gradients[name] = real
 
-    return partial(_guarded, capture, name, keep)
+    return keep
 
 
 def _guarded(capture: Capture, name: str, keep: Callable[..., None], *arguments: Any) -> None:

@@ -64,25 +64,27 @@ class Kernel(Protocol):
     def eager(self) -> bool:
         """One array costs no more than its share of many, so hooks summarise it while it is in the cache."""
 
-    def summarize(self, arrays: list[Array], statistics: Array) -> None:
-        """Fill the (arrays, 11) float64 rows of Summary.
+    def summarize(self, arrays: list[Array], statistics: Array) -> bool:
+        """Fill the (arrays, 11) float64 rows of Summary; whether all of them are to be trusted.
 
-        The std is NaN where a row is not to be trusted: other dtypes, strided arrays, a value or a square
-        that is not finite, squares that underflow.
+        The std is NaN where a row is not: other dtypes, strided arrays, a value or a square that is not
+        finite, squares that underflow.
         """
 
     def summarize_into(self, array: Array, statistics: Array, row: int) -> bool:
         """Fill one row of (rows, 11) float64; false where it is not to be trusted."""
 
-    def summarize_and_compare(self, arrays: list[Array], previous: Array, statistics: Array) -> float:
-        """``summarize``, and the dot product of the arrays, end to end, with ``previous``.
+    def summarize_and_compare(
+        self, arrays: list[Array], previous: Array, statistics: Array
+    ) -> tuple[float, bool]:
+        """The dot product of the arrays, end to end, with ``previous``; and ``summarize``.
 
         Afterwards ``previous`` holds the arrays. Raises TypeError or BufferError for other than contiguous
         float32 arrays.
         """
 
-    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> float:
-        """``summarize`` of the arrays, end to end, minus ``before``; returns 0. Raises the same."""
+    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> bool:
+        """``summarize`` of the arrays, end to end, minus ``before``. Raises the same."""
 
     def square_sums_finite(self, arrays: list[Array]) -> bool:
         """False when an array holds NaN or infinity, or when its squares overflow float32."""
@@ -177,7 +179,7 @@ class NumpyKernel:
         self._scratch = np.empty(_CHUNK, np.float32)
         self._is_zero = np.empty(_CHUNK, np.bool_)
 
-    def summarize(self, arrays: list[Array], statistics: Array) -> None:
+    def summarize(self, arrays: list[Array], statistics: Array) -> bool:
         """As in the protocol."""
         flat = [array.ravel() for array in arrays]
         if all(array.dtype == np.float32 for array in arrays):
@@ -186,26 +188,27 @@ class NumpyKernel:
                 statistics[index, STD] = np.std(flat[index], dtype=np.float64)
         else:
             statistics[:] = math.nan
+        return not np.isnan(statistics[:, STD]).any()
 
     def summarize_into(self, array: Array, statistics: Array, row: int) -> bool:
         """As in the protocol."""
-        self.summarize([array], statistics[row : row + 1])
-        return not math.isnan(statistics[row, STD])
+        return self.summarize([array], statistics[row : row + 1])
 
-    def summarize_and_compare(self, arrays: list[Array], previous: Array, statistics: Array) -> float:
+    def summarize_and_compare(
+        self, arrays: list[Array], previous: Array, statistics: Array
+    ) -> tuple[float, bool]:
         """As in the protocol."""
         flat = _end_to_end(arrays, previous)
-        self.summarize(arrays, statistics)
+        trusted = self.summarize(arrays, statistics)
         product = float(np.dot(flat, previous))
         previous[:] = flat
-        return product
+        return product, trusted
 
-    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> float:
+    def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> bool:
         """As in the protocol."""
         differences = _end_to_end(arrays, before) - before
         ends = np.cumsum([array.size for array in arrays])
-        self.summarize(np.split(differences, ends[:-1]), statistics)
-        return 0.0
+        return self.summarize(np.split(differences, ends[:-1]), statistics)
 
     def square_sums_finite(self, arrays: list[Array]) -> bool:
         """As in the protocol."""

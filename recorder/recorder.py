@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -84,7 +84,7 @@ class Recorder:
         self._step_start = 0.0
         self._recorder_seconds = 0.0
         self._append_seconds = 0.0  # of the row before
-        self._total_seconds = np.zeros(2)  # recorder, whole steps
+        self._total_recorder_seconds = self._total_step_seconds = 0.0
         self._last_step: int | None = None  # of this segment
         self._evaluated: dict[tuple[int, str], int] = {}
         self._told: set[str] = set()
@@ -229,7 +229,10 @@ class Recorder:
         self._current = record
         self._last_step = record.step
         self.capture.begin(record.step, self._signals.due_in_hooks(record.step))
-        self._guard("weights", record.step, lambda: self._signals.before_update(record.step))
+        try:
+            self._signals.before_update(record.step)
+        except Exception as failure:  # whatever it is: the training must go on
+            self._tell("weights", record.step, failure)
         self._recorder_seconds = time.perf_counter() - self._step_start
 
     def end_step(self, record: StepRecord, *, completed: bool) -> None:
@@ -239,13 +242,12 @@ class Recorder:
         start = time.perf_counter()
         self._current = None
         blocks: list[Block] = []
-        self._guard(
-            "statistics",
-            record.step,
-            lambda: blocks.extend(
-                self._signals.after_update(record.step, record.logged, self.capture, self._places, completed)
-            ),
-        )
+        try:
+            blocks = self._signals.after_update(
+                record.step, record.logged, self.capture, self._places, completed
+            )
+        except Exception as failure:
+            self._tell("statistics", record.step, failure)
         now = time.perf_counter()  # letting go of the step's arrays below is the training's own work
         seconds = self._append_seconds + self._recorder_seconds + self.capture.seconds + now - start
         step_seconds = self._append_seconds + now - self._step_start
@@ -268,32 +270,26 @@ class Recorder:
         self._segment.append([Block("events", 1, row)], flush=True)
 
     def _step_row(self, record: StepRecord, recorder_seconds: float, step_seconds: float) -> dict[str, Value]:
-        row: dict[str, Value] = {"weights_hash": self._signals.weights_hash, **record.logged}
+        row = record.logged
+        row.setdefault("weights_hash", self._signals.weights_hash)
         if row.get("loss_token_count") and row.get("loss_sum") is not None:
             row["train_loss"] = row["loss_sum"] / row["loss_token_count"]
-        return row | {
-            "gradient_cosine_previous": self._signals.gradient_cosine_previous,
-            "step": record.step,
-            "wall_time": _microseconds(),
-            "step_seconds": step_seconds,
-            "recorder_seconds": recorder_seconds,
-        }
+        row["gradient_cosine_previous"] = self._signals.gradient_cosine_previous
+        row["step"] = record.step
+        row["wall_time"] = _microseconds()
+        row["step_seconds"] = step_seconds
+        row["recorder_seconds"] = recorder_seconds
+        return row
 
     def _account(self, step: int, recorder_seconds: float, step_seconds: float) -> None:
         """Sum up the cost, and slow the cadences down when it is over the budget."""
-        self._total_seconds += recorder_seconds, step_seconds
+        self._total_recorder_seconds += recorder_seconds
+        self._total_step_seconds += step_seconds
         if self._budget is not None and self._budget.spend(recorder_seconds, step_seconds):
             self._signals.cadence = self.cadence.slowed(self._budget.factor)
             in_force = dataclasses.asdict(self._signals.cadence)
             message = f"cadences {self._budget.factor} times slower from the next step"
             self.log_event("cadence", message, step=step, payload=in_force)
-
-    def _guard(self, what: str, step: int, work: Callable[[], None]) -> None:
-        """Do the recorder's own work without ever harming the training, unless ``on_error`` asks for it."""
-        try:
-            work()
-        except Exception as error:  # whatever it is: the training must go on
-            self._tell(what, step, error)
 
     def _tell(self, what: str, step: int, error: Exception) -> None:
         """Report a failure of the recorder itself, each kind once."""
@@ -371,8 +367,8 @@ class Recorder:
             self._end_windows()
         self._event(kind, message, None, None)
         self._close_segment()
-        recorder_seconds, step_seconds = self._total_seconds
-        share = 100 * recorder_seconds / max(step_seconds - recorder_seconds, 1e-9)
+        training_seconds = self._total_step_seconds - self._total_recorder_seconds
+        share = 100 * self._total_recorder_seconds / max(training_seconds, 1e-9)
         size = self._finished_bytes
         ending = "" if kind == "finished" else f" when the run ended by {message}"
         self._say(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recorder.cadence import Cadence, is_due
 from recorder.capture import Capture, Due, Place
 from recorder.hooks import Array, Attention
-from recorder.kernel import STD, Kernel, Summary
+from recorder.kernel import Kernel, Summary
 from recorder.schema import MOMENTS, NONFINITE_COUNTS
 from recorder.statistics import (
     ATTENTION_MASS,
@@ -29,8 +29,8 @@ from recorder.statistics import (
     attention_max_abs_logit,
     combined_hash,
     content_hash,
+    replace_doubtful,
     summarize_all,
-    trusted,
 )
 from recorder.writer import Block, Matrix, Value
 
@@ -290,10 +290,11 @@ class StepSignals:
             previous = PreviousGradient(None, 0.0, np.zeros(count, np.float32))
         statistics = _empty_statistics(len(gradients))
         try:
-            product = self._kernel.summarize_and_compare(gradients, previous.flat, statistics)
+            product, trusted = self._kernel.summarize_and_compare(gradients, previous.flat, statistics)
         except (TypeError, BufferError):  # the buffer may hold a part of them by now
             return summarize_all(gradients, self._kernel)
-        trusted(statistics, gradients)
+        if not trusted:
+            replace_doubtful(statistics, gradients)
         norms = statistics[:, _L2_NORM]
         norm = math.sqrt(np.dot(norms, norms))
         if previous.step == step - 1:
@@ -308,13 +309,14 @@ class StepSignals:
         ids = [self._catalogue.ids[name] for name in self._catalogue.weights]
         statistics = _empty_statistics(len(weights))
         try:
-            self._kernel.summarize_differences(weights, before, statistics)
+            trusted = self._kernel.summarize_differences(weights, before, statistics)
         except (TypeError, BufferError):  # other than contiguous float32
             statistics[:] = math.nan
-        if np.isnan(statistics[:, STD]).any():
+            trusted = False
+        if not trusted:
             ends = np.cumsum([weight.size for weight in weights])
             differences = np.concatenate([weight.ravel() for weight in weights]) - before
-            trusted(statistics, np.split(differences, ends[:-1]))
+            replace_doubtful(statistics, np.split(differences, ends[:-1]))
         return _blocks(step, "update", np.array(ids), statistics)
 
     def _tensor_blocks(

@@ -7,7 +7,6 @@ Callers silence NumPy's floating-point warnings around a whole step: once is che
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,17 +33,15 @@ def summarize_all(arrays: Sequence[Array], kernel: Kernel) -> Array:
     badly conditioned are done in float64. Without a finite element the moments are NaN.
     """
     statistics = np.empty((len(arrays), len(Summary._fields)))
-    kernel.summarize(list(arrays), statistics)
-    return trusted(statistics, arrays)
-
-
-def trusted(statistics: Array, arrays: Sequence[Array]) -> Array:
-    """The rows that a kernel has filled, those that it does not trust replaced."""
-    doubtful = np.isnan(statistics[:, STD])
-    if doubtful.any():
-        for index in np.flatnonzero(doubtful).tolist():
-            statistics[index] = summarize_slowly(arrays[index])
+    if not kernel.summarize(list(arrays), statistics):
+        replace_doubtful(statistics, arrays)
     return statistics
+
+
+def replace_doubtful(statistics: Array, arrays: Sequence[Array]) -> None:
+    """Fill again the rows that a kernel does not trust."""
+    for index in np.flatnonzero(np.isnan(statistics[:, STD])).tolist():
+        statistics[index] = summarize_slowly(arrays[index])
 
 
 def summarize_slowly(array: Array) -> Summary:
@@ -73,9 +70,11 @@ def summarize_slowly(array: Array) -> Summary:
 
 def all_finite(arrays: Sequence[Array], kernel: Kernel) -> bool:
     """No element is NaN or infinite. One streaming pass, two when squares overflow."""
-    with contextlib.suppress(TypeError, BufferError):  # other dtypes, strided arrays
+    try:
         if kernel.square_sums_finite(list(arrays)):
             return True
+    except (TypeError, BufferError):  # other dtypes, strided arrays
+        pass
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 

@@ -51,13 +51,13 @@ class StepRecord:
 
     def log(self, **columns: Value) -> None:
         """Set columns of this step's row of ``steps``: loss_sum, learning_rate, gradient_norm, ..."""
-        unknown = columns.keys() - LOGGED_COLUMNS
-        if made := sorted(unknown & MADE_COLUMNS):
-            raise RecorderError(
-                f"step {self.step}: {', '.join(made)}: filled in by the recorder; for the training loss log "
-                "loss_sum and loss_token_count"
-            )
-        if unknown:
+        if not columns.keys() <= LOGGED_COLUMNS:
+            unknown = columns.keys() - LOGGED_COLUMNS
+            if made := sorted(unknown & MADE_COLUMNS):
+                raise RecorderError(
+                    f"step {self.step}: {', '.join(made)}: filled in by the recorder; for the training loss "
+                    "log loss_sum and loss_token_count"
+                )
             raise RecorderError(
                 f"step {self.step}: no column {', '.join(sorted(unknown))} in table steps; "
                 f"expected some of {', '.join(sorted(LOGGED_COLUMNS))}"

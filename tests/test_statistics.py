@@ -101,7 +101,8 @@ def test_comparing_gives_the_product_and_keeps_the_arrays(kernel: Kernel) -> Non
     exact = np.dot(flat.astype(np.float64), previous.astype(np.float64))
     magnitude = np.dot(np.abs(flat), np.abs(previous))
     statistics = np.empty((3, 11))
-    product = kernel.summarize_and_compare(arrays, previous, statistics)
+    product, trusted = kernel.summarize_and_compare(arrays, previous, statistics)
+    assert trusted
     # Of two terms of any sign the sum of magnitudes bounds what rounding can do.
     assert product == pytest.approx(exact, abs=summation_bound(flat.size) * float(magnitude))
     assert (previous == flat).all()
@@ -272,6 +273,16 @@ def test_a_causal_mask_has_exactly_no_future_mass(kernel: Kernel) -> None:
     """Zeros sum to zero, so a single positive value is proof."""
     mass = attention_mass(*causal_attention([5, 3]), kernel)
     assert mass.tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("length", [2, 15, 16, 17, 18, 32, 33, 40])
+def test_attention_on_any_single_later_key_is_seen(length: int, kernel: Kernel) -> None:
+    """Whatever the place of a key in the row: it is in the sum, and one exactly at the diagonal is not."""
+    probabilities, token_mask = causal_attention([length])
+    for query, key in zip(*np.triu_indices(length, k=1), strict=True):
+        changed = probabilities.copy()
+        changed[0, 0, query, key] = 0.5
+        assert kernel.future_mass(changed, token_mask).tolist() == [[0.5, 0.5 * (key > query + 1)]]
 
 
 def test_future_mass_is_the_mean_over_real_queries(kernel: Kernel) -> None:
