@@ -5,9 +5,10 @@ Both do the same sums within the same error bound; recorder/kernel.c is three to
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
@@ -51,6 +52,14 @@ KERNEL_VARIABLE = "FLIGHT_RECORDER_KERNEL"
 
 _CHUNK = 1 << 16
 """Elements that NumPy works on at a time: a chunk and its scratch copy stay in a 2 MiB cache."""
+
+
+class Chunk(NamedTuple):
+    """Neighbouring arrays, or parts of them, end to end."""
+
+    first: int  # which array begins the chunk
+    values: Array
+    starts: Array  # where each array begins in the chunk
 
 
 class Kernel(Protocol):
@@ -175,20 +184,18 @@ class NumpyKernel:
     eager = False
 
     def __init__(self) -> None:
-        self._packed = np.empty(_CHUNK, np.float32)
+        self._packed_values = np.empty(_CHUNK, np.float32)
         self._scratch = np.empty(_CHUNK, np.float32)
         self._is_zero = np.empty(_CHUNK, np.bool_)
 
     def summarize(self, arrays: list[Array], statistics: Array) -> bool:
         """As in the protocol."""
-        flat = [array.ravel() for array in arrays]
-        if all(array.dtype == np.float32 for array in arrays):
-            statistics[:] = _statistics(self._totals(flat), [array.size for array in flat])
-            for index in np.flatnonzero(statistics[:, STD] < 0).tolist():
-                statistics[index, STD] = np.std(flat[index], dtype=np.float64)
-        else:
+        if any(array.dtype != np.float32 for array in arrays):
             statistics[:] = math.nan
-        return not np.isnan(statistics[:, STD]).any()
+            return False
+        flat = [array.ravel() for array in arrays]
+        sizes = np.array([array.size for array in flat])
+        return self._summarize(sizes, self._packed(flat), flat.__getitem__, statistics)
 
     def summarize_into(self, array: Array, statistics: Array, row: int) -> bool:
         """As in the protocol."""
@@ -199,16 +206,15 @@ class NumpyKernel:
     ) -> tuple[float, bool]:
         """As in the protocol."""
         flat = _end_to_end(arrays, previous)
-        trusted = self.summarize(arrays, statistics)
         product = float(np.dot(flat, previous))
         previous[:] = flat
-        return product, trusted
+        return product, self._summarize_parts(flat, arrays, statistics)
 
     def summarize_differences(self, arrays: list[Array], before: Array, statistics: Array) -> bool:
         """As in the protocol."""
-        differences = _end_to_end(arrays, before) - before
-        ends = np.cumsum([array.size for array in arrays])
-        return self.summarize(np.split(differences, ends[:-1]), statistics)
+        differences = _end_to_end(arrays, before)
+        differences -= before
+        return self._summarize_parts(differences, arrays, statistics)
 
     def square_sums_finite(self, arrays: list[Array]) -> bool:
         """As in the protocol."""
@@ -217,8 +223,7 @@ class NumpyKernel:
     def future_mass(self, probabilities: Array, token_mask: NDArray[np.bool_]) -> Array:
         """As in the protocol."""
         batch, heads, length, _ = probabilities.shape
-        every_key = np.ones((length, length), probabilities.dtype)
-        later_keys = np.stack([np.triu(every_key, k=1 + beyond) for beyond in (0, 1)])  # (2, T, T)
+        later_keys = _later_keys(length, probabilities.dtype)
         # A healthy mask leaves exact zeros everywhere, and one matrix-vector product sees that.
         if not (probabilities.reshape(batch * heads, -1) @ later_keys[0].ravel()).any():
             return np.zeros((heads, 2))
@@ -268,55 +273,78 @@ class NumpyKernel:
         vector /= np.linalg.norm(vector)
         return math.sqrt(values[-1])
 
-    def _totals(self, arrays: list[Array]) -> Array:
-        """(arrays, totals) float64: each flat array's sums and extremes."""
-        totals = np.zeros((len(arrays), _TOTALS))
-        totals[:, _MINIMUM] = np.inf
-        totals[:, _MAXIMUM] = -np.inf
-        packed: list[tuple[int, Array]] = []  # pieces that share the next chunk, with their array's index
-        packed_size = 0
-        for index, flat in enumerate(arrays):
-            for start in range(0, flat.size, _CHUNK):
-                piece = flat[start : start + _CHUNK]
-                if piece.size > _CHUNK // 2:
-                    self._add(totals, [index], piece, [0])
-                    continue
-                if packed_size + piece.size > _CHUNK:
-                    self._add_packed(totals, packed)
-                    packed_size = 0
-                packed.append((index, piece))
-                packed_size += piece.size
-        self._add_packed(totals, packed)
-        return totals
+    def _summarize_parts(self, flat: Array, arrays: list[Array], statistics: Array) -> bool:
+        """Fill the rows of the parts of a flat array that are as large as the arrays."""
+        sizes = np.array([array.size for array in arrays])
+        ends = np.cumsum(sizes)
 
-    def _add_packed(self, totals: Array, packed: list[tuple[int, Array]]) -> None:
-        """Add the pieces to their arrays' totals and clear the list."""
-        if packed:
-            sizes = [piece.size for _, piece in packed]
-            chunk = self._packed[: sum(sizes)]
-            np.concatenate([piece for _, piece in packed], out=chunk)
-            self._add(totals, [index for index, _ in packed], chunk, np.cumsum([0, *sizes[:-1]]))
-            packed.clear()
+        def part(index: int) -> Array:
+            return flat[ends[index] - sizes[index] : ends[index]]
 
-    def _add(self, totals: Array, indices: list[int], chunk: Array, starts: Array | Sequence[int]) -> None:
+        return self._summarize(sizes, _cut(flat, ends), part, statistics)
+
+    def _summarize(
+        self, sizes: Array, chunks: Iterable[Chunk], part: Callable[[int], Array], statistics: Array
+    ) -> bool:
+        """Fill the rows of flat arrays, given in chunks and by index; whether all are to be trusted."""
+        nothing = np.array([0, 0, 0, 0, np.inf, -np.inf])  # in the order of the totals
+        totals = np.tile(nothing, (len(sizes), 1))
+        for chunk in chunks:
+            self._add(totals[chunk.first : chunk.first + len(chunk.starts)], chunk.values, chunk.starts)
+        totals[sizes == 0] = nothing  # reduceat takes an element for the sum of none
+        statistics[:] = _statistics(totals, sizes)
+        for index in np.flatnonzero(statistics[:, STD] < 0).tolist():
+            statistics[index, STD] = np.std(part(index), dtype=np.float64)
+        return not np.isnan(statistics[:, STD]).any()
+
+    def _packed(self, arrays: list[Array]) -> Iterator[Chunk]:
+        """Neighbours share a chunk as long as they fit; what is larger is cut where it lies."""
+        neighbours: list[Array] = []
+        size = 0
+        for index, array in enumerate(arrays):
+            if size + array.size > _CHUNK:
+                yield from self._pack(index - len(neighbours), neighbours)
+                neighbours, size = [], 0
+            neighbours.append(array)
+            size += array.size
+        yield from self._pack(len(arrays) - len(neighbours), neighbours)
+
+    def _pack(self, first: int, arrays: list[Array]) -> Iterator[Chunk]:
+        """Chunks of arrays that fit into one, from index ``first`` on, or of one array of any size."""
+        if len(arrays) == 1:
+            for begin in range(0, arrays[0].size, _CHUNK):
+                yield Chunk(first, arrays[0][begin : begin + _CHUNK], _AT_ZERO)
+        elif arrays:
+            ends = np.cumsum([array.size for array in arrays])
+            values = np.concatenate(arrays, out=self._packed_values[: ends[-1]])
+            for chunk in _cut(values, ends):
+                yield chunk._replace(first=first + chunk.first)
+
+    def _add(self, totals: Array, chunk: Array, starts: Array) -> None:
         """Add the segments of a chunk, which begin at ``starts``, to the totals of their arrays."""
         scratch = self._scratch[: chunk.size]
-        sums = np.empty((len(indices), 4))
-        sums[:, _SUM] = np.add.reduceat(chunk, starts)
-        sums[:, _SQUARE_SUM] = np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
-        # Clearing the sign bit is |x| and turns -0.0 into 0; integers compare faster than floats.
-        magnitude = scratch.view(np.int32)
-        np.bitwise_and(chunk.view(np.int32), 0x7FFFFFFF, out=magnitude)
-        sums[:, _ABSOLUTE_SUM] = np.add.reduceat(scratch, starts)
-        is_zero = np.equal(magnitude, 0, out=self._is_zero[: chunk.size])
-        sums[:, _ZERO_COUNT] = np.add.reduceat(is_zero, starts, dtype=np.int32)
-        totals[indices, :_MINIMUM] += sums
-        minimum, maximum = np.minimum.reduceat(chunk, starts), np.maximum.reduceat(chunk, starts)
-        totals[indices, _MINIMUM] = np.minimum(totals[indices, _MINIMUM], minimum)
-        totals[indices, _MAXIMUM] = np.maximum(totals[indices, _MAXIMUM], maximum)
+        totals[:, _SUM] += np.add.reduceat(chunk, starts)
+        totals[:, _SQUARE_SUM] += np.add.reduceat(np.multiply(chunk, chunk, out=scratch), starts)
+        totals[:, _ABSOLUTE_SUM] += np.add.reduceat(np.abs(chunk, out=scratch), starts)
+        is_zero = np.equal(chunk, 0, out=self._is_zero[: chunk.size])
+        totals[:, _ZERO_COUNT] += np.add.reduceat(is_zero, starts, dtype=np.int32)
+        for column, extreme in ((_MINIMUM, np.minimum), (_MAXIMUM, np.maximum)):
+            extreme(totals[:, column], extreme.reduceat(chunk, starts), out=totals[:, column])
 
 
-def _statistics(totals: Array, element_counts: Sequence[int]) -> Array:
+_AT_ZERO = np.zeros(1, np.int64)
+
+
+def _cut(flat: Array, ends: Array) -> Iterator[Chunk]:
+    """Chunks of the end-to-end arrays that end at ``ends``; an empty array is a part of none."""
+    begins = np.concatenate([[0], ends[:-1]])
+    for begin in range(0, flat.size, _CHUNK):
+        end = min(begin + _CHUNK, flat.size)
+        first, last = np.searchsorted(ends, [begin, end - 1], side="right")
+        yield Chunk(first, flat[begin:end], np.maximum(begins[first : last + 1], begin) - begin)
+
+
+def _statistics(totals: Array, element_counts: Array) -> Array:
     """(arrays, 11) rows of Summary; std is NaN in a row that is not to be trusted, -1 where it cancelled."""
     elements = np.maximum(element_counts, 1)
     means = totals / elements[:, None]
@@ -344,6 +372,15 @@ def _end_to_end(arrays: list[Array], other: Array) -> Array:
     if flat.size != other.size:
         raise ValueError("expected a flat buffer of as many elements as the arrays have")
     return flat
+
+
+@functools.lru_cache(maxsize=64)  # lengths of batches
+def _later_keys(length: int, dtype: np.dtype[Any]) -> Array:
+    """(2, T, T): 1 where a key is later than the query, and where it is later than the next one."""
+    every_key = np.ones((length, length), dtype)
+    later_keys = np.stack([np.triu(every_key, k=1 + beyond) for beyond in (0, 1)])
+    later_keys.setflags(write=False)
+    return later_keys
 
 
 def entropy_rows(probabilities: Array) -> Array:

@@ -78,6 +78,17 @@ def test_arrays_summarised_together_do_not_mix(kernel: Kernel) -> None:
     assert together == pytest.approx(alone, rel=64 * summation_bound(max(sizes)), abs=EPS32, nan_ok=True)
 
 
+def test_an_empty_array_takes_nothing_from_its_neighbours(kernel: Kernel) -> None:
+    """A module without units has a gradient of no elements: a row without moments, wherever it stands."""
+    arrays = [np.full(size, size, np.float32) for size in (0, 5, 0, 0, 7, 0)]
+    statistics = np.empty((6, 11))
+    kernel.summarize_differences(arrays, np.zeros(12, np.float32), statistics)
+    for rows in (statistics, summarize_all(arrays, kernel)):
+        assert rows[:, 0].tolist() == [0, 5, 0, 0, 7, 0]
+        assert rows[[1, 4], 2:7].tolist() == [[5, 5, 0, 5, 5], [7, 7, 0, 7, 7]]
+        assert np.isnan(rows[[0, 2, 3, 5], 4]).all()
+
+
 def test_differences_are_those_of_the_subtracted_arrays(kernel: Kernel) -> None:
     """Arrays minus a flat buffer have the statistics of their differences, also where the spread cancels."""
     generator = np.random.default_rng(3)
