@@ -178,7 +178,10 @@ def attention_entropy(probabilities: Array, token_mask: NDArray[np.bool_], kerne
 
 
 def attention_max_abs_logit(logits: Array, token_mask: NDArray[np.bool_]) -> Array:
-    """(H,) largest absolute logit between a real query and a real key."""
+    """(H,) largest absolute logit between a real query and a real key; logits: (B, H, T, T)."""
     real = token_mask[:, None, :, None] & token_mask[:, None, None, :]
-    largest: Array = np.max(np.abs(logits), axis=(0, 2, 3), where=real, initial=0.0)
+    magnitudes = np.abs(logits)
+    # A maximum with ``where``, or over the batch first, takes twice as long.
+    np.copyto(magnitudes, 0.0, where=~real)
+    largest: Array = magnitudes.reshape(*magnitudes.shape[:2], -1).max(axis=2).max(axis=0)
     return largest

@@ -344,3 +344,13 @@ def test_the_largest_logit_ignores_padding() -> None:
     logits[0, 0, 0, 0] = -7.0
     logits[0, 0, 0, 1] = 99.0
     assert attention_max_abs_logit(logits, np.array([[True, False]]))[0] == 7.0
+
+
+def test_the_largest_logit_of_each_head_is_over_all_sequences() -> None:
+    """Whatever their sign and place, as long as query and key are real tokens."""
+    logits = np.random.default_rng(9).standard_normal((3, 2, 4, 4)).astype(np.float32)
+    lengths = [4, 1, 3]
+    token_mask = np.arange(4) < np.array(lengths)[:, None]
+    real = [np.abs(sequence[:, :count, :count]) for sequence, count in zip(logits, lengths, strict=True)]
+    expected = [max(part[head].max() for part in real) for head in range(2)]
+    assert attention_max_abs_logit(logits, token_mask).tolist() == expected
