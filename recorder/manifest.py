@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recorder.errors import RecorderError
 from recorder.schema import MANIFEST_FILE, SCHEMA_VERSION
 
@@ -83,7 +85,7 @@ class Manifest:
         """Publish ``manifest.json`` by one atomic rename: a reader sees all of it or nothing."""
         target = run_directory / MANIFEST_FILE
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False, sort_keys=True)
+        text = _json_text(dataclasses.asdict(self), indent=2)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
             file.flush()
@@ -129,8 +131,20 @@ def _known_fields(cls: type, document: object) -> Any:
 
 def json_hash(document: Mapping[str, Any]) -> str:
     """Hex digest of a JSON document, independent of key order."""
-    text = json.dumps(document, sort_keys=True, ensure_ascii=False)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(_json_text(document).encode(), digest_size=8).hexdigest()
+
+
+def _json_text(document: Mapping[str, Any], indent: int | None = None) -> str:
+    """What JSON has no type for is written as a number where it is one, else as its text. RecorderError."""
+    try:
+        return json.dumps(document, indent=indent, ensure_ascii=False, sort_keys=True, default=_plain)
+    except (TypeError, ValueError) as error:  # keys that can not be sorted or written; a circle
+        raise RecorderError(f"{MANIFEST_FILE}: {error}; use text for keys") from None
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy scalar or array as Python's own values; a path, a dtype, a class as text."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def git_state() -> Json:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ class Recorder:
         fsync_seconds: float = 30.0,
         quiet: bool = False,
     ) -> None:
-        """Create or continue a run. Raises RecorderError when the directory can not be written.
+        """Create or continue a run. Raises RecorderError when it can not be written, or as it was asked for.
 
         overhead_budget: share of the training time, for example 0.02; cadences slow down to keep it, and
             an event says which cadence is in force.
@@ -67,6 +67,7 @@ class Recorder:
         fsync_seconds: how much a power loss may cost; 0 leaves it to the operating system.
         quiet: do not say on stderr where the log is and what it cost.
         """
+        _check_settings(overhead_budget, rank, world_size, on_error, fsync_seconds)
         self.run_directory = Path(run_directory)
         self.cadence = cadence or Cadence()
         self.rank, self.world_size = rank, world_size
@@ -116,8 +117,15 @@ class Recorder:
         return handles
 
     def watch(self, weights: Mapping[str, Array]) -> None:
-        """Watch the weights of a loop without hooks: arrays by name that updates change in place."""
+        """Watch the weights of a loop without hooks: arrays by name that updates change in place.
+
+        Raises RecorderError for anything else, of which no change would be seen.
+        """
         for name, weight in weights.items():
+            if not isinstance(weight, np.ndarray):
+                raise RecorderError(
+                    f"watch: {name} is a {type(weight).__name__}; expected the NumPy array that is trained"
+                )
             place = Place(name, name.rpartition(".")[0], None, "parameter")
             self._places[name] = place
             self._catalogue.add_weight(place, weight, None, None, None)
@@ -145,7 +153,7 @@ class Recorder:
         arrow_schema = schema.EXAMPLES.stream_schema()
         for name in columns:
             if name not in arrow_schema.names:
-                arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_STRING))
+                arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_LABEL))
         self._segment.open("examples", arrow_schema)
         if row_count := lengths.pop():
             self._segment.append([Block("examples", row_count, values)])
@@ -162,11 +170,16 @@ class Recorder:
         """Record one evaluation of a whole split: its sums, and the loss of each example.
 
         A second evaluation of the same step and split is a repeat, of which the sums are kept.
+        Raises RecorderError when the columns of ``losses`` have different lengths.
         weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
         """
         self._check_open(f"evaluation of {split}")
         if self._is_silent():
             return
+        columns = {name: np.asarray(column) for name, column in vars(losses).items()}
+        if len({column.shape for column in columns.values()}) != 1 or columns["example_id"].ndim != 1:
+            shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
+            raise RecorderError(f"evaluation of {split}: {shapes}; expected one value per example in each")
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
         row = {
@@ -176,12 +189,11 @@ class Recorder:
             "weights_hash": self._catalogue.weights_hash() if weights_hash is None else weights_hash,
             "evaluation_mode": evaluation_mode,
         }
-        columns = dataclasses.asdict(losses)
         sums = {name: column.sum() for name, column in columns.items() if name.endswith(("sum", "count"))}
         blocks = [Block("evaluations", 1, row | sums)]
         if repeat == 0:
             examples = columns | {"step": step, "split": split}
-            blocks.append(Block("example_losses", len(losses.example_id), examples))
+            blocks.append(Block("example_losses", len(columns["example_id"]), examples))
         self._segment.append(blocks)
 
     def log_event(
@@ -381,6 +393,20 @@ class Recorder:
     def _say(self, line: str) -> None:
         if not self._quiet:
             print(f"recorder: {line}", file=sys.stderr)
+
+
+def _check_settings(
+    overhead_budget: float | None, rank: int, world_size: int, on_error: str, fsync_seconds: float
+) -> None:
+    """RecorderError for what would be misunderstood in silence until the run is over."""
+    if not 0 <= rank < world_size:
+        raise RecorderError(f"rank {rank} of world_size {world_size}; expected 0 to {world_size - 1}")
+    if on_error not in get_args(OnError):
+        raise RecorderError(f"on_error={on_error!r}; expected one of {', '.join(get_args(OnError))}")
+    if overhead_budget is not None and not overhead_budget > 0:
+        raise RecorderError(f"overhead_budget={overhead_budget}; expected a share above 0, such as 0.02")
+    if not fsync_seconds >= 0:
+        raise RecorderError(f"fsync_seconds={fsync_seconds}; expected seconds, or 0 for never")
 
 
 def _column_values(name: str, column: Sequence[Any]) -> Any:

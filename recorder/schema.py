@@ -35,6 +35,8 @@ KEYED_STRING = pa.dictionary(pa.int16(), pa.string())
 """Repeated strings are stored once per stream and referred to by a 2-byte key."""
 KEYED_KIND = pa.dictionary(pa.int8(), pa.string())
 """The same with a 1-byte key, for at most 128 different strings."""
+KEYED_LABEL = pa.dictionary(pa.int32(), pa.string())
+"""The same with a 4-byte key, for label columns: each example may have a label of its own."""
 HASH = pa.uint64()
 
 

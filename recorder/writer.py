@@ -117,7 +117,7 @@ def string_array(values: Sequence[str | None]) -> pa.Array:
 
 
 class KeyedStrings:
-    """Repeated strings of one column: keys of 1 or 2 bytes into a list of names that only grows."""
+    """Repeated strings of one column: keys of 1, 2 or 4 bytes into a list of names that only grows."""
 
     def __init__(self, key_type: pa.DataType) -> None:
         self._key_type = key_type

@@ -1,5 +1,6 @@
 """What the recorder is given and can not take: a value of another kind, a hook that raises."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from hand_driven_model import HandDrivenModel
 from recorded_rows import record_steps, rows
 
-from recorder import Recorder, RecorderError
+from analyzer.run_log import open_runs
+from recorder import EvaluationLosses, Manifest, Recorder, RecorderError
+from recorder.manifest import read_manifest
 
 
 @pytest.mark.parametrize(
@@ -137,6 +140,75 @@ def test_labels_may_be_an_array_and_begin_with_none(run: Path) -> None:
     found = [(row["example_id"], row["split"], row["verb"]) for row in rows(run / "a", "examples")]
     assert found == [(0, "train", None), (1, "test", "go")]
     assert rows(run / "b", "examples") == []
+
+
+def test_each_example_may_have_a_label_of_its_own(run: Path) -> None:
+    """More names than a key of 2 bytes can tell apart."""
+    labels = [f"verb {number}" for number in range(40_000)]
+    with Recorder(run, quiet=True) as recorder:
+        recorder.log_examples({"example_id": np.arange(40_000), "split": ["train"] * 40_000, "verb": labels})
+    assert [row["verb"] for row in rows(run, "examples")] == labels
+    with open_runs([run]) as run_log:
+        query = "SELECT count(DISTINCT verb) AS verbs, max(verb) AS last FROM examples"
+        assert run_log.query(query).to_pylist() == [{"verbs": 40_000, "last": "verb 9999"}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2; expected 0 to 1"),
+        ({"rank": 1}, "rank 1 of world_size 1"),
+        ({"on_error": "wran"}, "on_error='wran'; expected one of warn, raise"),
+        ({"overhead_budget": 0.0}, "expected a share above 0"),
+        ({"fsync_seconds": math.nan}, "expected seconds"),
+    ],
+)
+def test_settings_that_would_be_misunderstood_are_refused(
+    run: Path, settings: dict[str, Any], message: str
+) -> None:
+    """Before anything is written: the training has not begun."""
+    with pytest.raises(RecorderError, match=message):
+        Recorder(run, quiet=True, **settings)
+    assert not run.exists()
+
+
+def test_a_weight_that_is_no_array_is_refused(run: Path) -> None:
+    """A list would be copied at every look; what an update does to it can not be told."""
+    with Recorder(run, quiet=True) as recorder, pytest.raises(RecorderError, match="watch: w is a list"):
+        recorder.watch({"w": [1.0, 2.0]})
+
+
+def evaluation(example_count: int, correct: Any) -> Any:
+    """Of plain lists, as a loop without NumPy has them."""
+    ones = [1.0] * example_count
+    return EvaluationLosses(list(range(example_count)), ones, ones, ones, ones, correct)
+
+
+def test_an_evaluation_may_come_in_lists(run: Path) -> None:
+    """They are summed like arrays; columns of different lengths are told, and write nothing."""
+    with Recorder(run, quiet=True) as recorder:
+        with pytest.raises(RecorderError, match=r"evaluation of train: .*correct \(1,\)"):
+            recorder.log_evaluation(0, "train", evaluation(2, [True]))
+        recorder.log_evaluation(0, "train", evaluation(2, [True, False]))
+    (sums,) = rows(run, "evaluations")
+    assert (sums["loss_sum"], sums["token_count"], sums["repeat"]) == (2.0, 2, 0)
+    assert [row["correct"] for row in rows(run, "example_losses")] == [True, False]
+
+
+def test_a_configuration_may_hold_what_json_has_no_type_for(run: Path) -> None:
+    """As ``vars(args)`` does: a path, NumPy numbers; they must not end a training before it begins."""
+    config = {
+        "data": Path("corpus"),
+        "rate": np.float32(0.5),
+        "widths": np.array([2, 3]),
+        "dtype": np.float32,
+    }
+    with Recorder(run, Manifest("run", config=config), quiet=True):
+        pass
+    kept = read_manifest(run).config
+    assert kept == {"data": "corpus", "rate": 0.5, "widths": [2, 3], "dtype": "<class 'numpy.float32'>"}
+    with pytest.raises(RecorderError, match=r"manifest.json: keys must be str.*use text for keys"):
+        Recorder(run.with_name("other"), Manifest("other", config={(1, 2): 3}), quiet=True)
 
 
 def test_a_row_that_is_refused_while_closing_is_raised_where_asked(run: Path) -> None:
