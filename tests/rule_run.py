@@ -108,6 +108,17 @@ def changed(name: str, column: str, values: Mapping[int, Any] | Any, steps: int 
     return columns | {column: values}
 
 
+def example_losses(split: str, losses: dict[int, Any]) -> list[dict[str, Any]]:
+    """Rows of a split's examples: at each step the loss of every example, or one for each of them."""
+    ids = [i for i, s in enumerate(healthy()["examples"]["split"]) if s == split]
+    return [
+        {"step": step, "split": split, "example_id": example, "token_count": 10, "answer_token_count": 10}
+        | {"loss_sum": 10 * float(value), "answer_loss_sum": 10 * float(value)}
+        for step, values in losses.items()
+        for example, value in zip(ids, np.broadcast_to(values, len(ids)), strict=True)
+    ]
+
+
 def without(tables: Tables, requirement: str) -> dict[str, Any]:
     """The tables with a required column null everywhere: of one kind of tensor for ``gradient.l2_norm``."""
     name, _, column = requirement.partition(".")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from rule_run import RUN, diagnosis, healthy, opened, without
-from synthetic import MANIFEST
+from synthetic import MANIFEST, Columns
 
 from analyzer.diagnoses import DIAGNOSES, Assessment, Diagnosis, assess, assess_runs, verdict
 from analyzer.diagnoses.assessment import FACTS, missing_inputs
-from analyzer.diagnoses.declaration import REPEATED_EVALUATION, RESUMED_EVENT, SECOND_RUN
+from analyzer.diagnoses.declaration import REPEATED_EVALUATION, RESUMED_EVENT, SECOND_RUN, TRAINING_LOSS
 from analyzer.query_library import library
 from analyzer.run_log import RunLog
 from recorder.manifest import Manifest, ReferenceLosses
@@ -107,13 +108,24 @@ def test_rules_without_a_column_are_not_evaluated(need: str) -> None:
     assert {name for name, needs in missing.items() if need in needs} == {n for n, d in NEEDS if d == need}
 
 
+def no_training_split() -> Columns:
+    """The evaluations of other splits."""
+    evaluations = healthy()["evaluations"]
+    keeps = np.asarray(evaluations["split"]) != "train"
+    return {name: np.asarray(values)[keeps] for name, values in evaluations.items()}
+
+
 @pytest.mark.parametrize("fact", sorted(FACTS))
 def test_rules_without_a_second_look_are_not_evaluated(fact: str) -> None:
-    """No resume, no repeated evaluation and no second run leave the rules over them open."""
+    """No resume, repeated evaluation, second run or training loss leave the rules over them open."""
     evaluations = {name: list(values)[:-1] for name, values in healthy()["evaluations"].items()}
     tables = healthy() | {
         RESUMED_EVENT: {"events": []},
         REPEATED_EVALUATION: {"evaluations": evaluations},
+        TRAINING_LOSS: {
+            "steps": without(healthy(), "steps.train_loss")["steps"],
+            "evaluations": no_training_split(),
+        },
     }.get(fact, {})
     second = {} if fact == SECOND_RUN else {"twin": [tables]}
     run_log = opened({RUN: [tables], **second}, dict.fromkeys((RUN, "twin"), MANIFEST_OF_ALL))

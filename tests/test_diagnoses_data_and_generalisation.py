@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rule_run import changed, healthy, outcome
+from rule_run import changed, example_losses, healthy, outcome
 from synthetic import Columns
 
 EPOCH_STEPS = 14
@@ -105,17 +105,6 @@ def test_an_evaluation_with_dropout_is_not_held_to_the_floor() -> None:
     """The floor holds for a function of the prefix, which dropout is not."""
     rows = evaluated(0.1, evaluation_mode=False)
     assert outcome("loss_below_entropy_floor", {"evaluations": rows}).outcome == "clear"
-
-
-def example_losses(split: str, losses: dict[int, Any]) -> list[dict[str, Any]]:
-    """Rows of a split's examples: at each step the loss of every example, or one for each of them."""
-    ids = [i for i, s in enumerate(healthy()["examples"]["split"]) if s == split]
-    return [
-        {"step": step, "split": split, "example_id": example, "token_count": 10, "answer_token_count": 10}
-        | {"loss_sum": 10 * float(value), "answer_loss_sum": 10 * float(value)}
-        for step, values in losses.items()
-        for example, value in zip(ids, np.broadcast_to(values, len(ids)), strict=True)
-    ]
 
 
 @pytest.mark.parametrize(("rise", "expected"), [(0.0201, "fired"), (0.0199, "clear")])

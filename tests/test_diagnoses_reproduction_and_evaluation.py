@@ -201,6 +201,18 @@ def test_evaluation_in_training_mode(difference: float, expected: str) -> None:
     assert outcome("evaluation_in_training_mode", repeated(difference)).outcome == expected
 
 
+@pytest.mark.parametrize(
+    ("difference", "expected"), [(1.1e-5, "fired"), (0.9e-5, "clear"), (float("nan"), "clear")]
+)
+def test_a_draw_that_comes_out_the_same_shows_in_the_answers(difference: float, expected: str) -> None:
+    """Two sums of one draw seldom agree both."""
+    changes = repeated(0.0)
+    answers = list(changes["evaluations"]["answer_loss_sum"])
+    answers[-1] *= 1 + difference  # of the repeat
+    evaluations = dict(changes["evaluations"]) | {"answer_loss_sum": answers}
+    assert outcome("evaluation_in_training_mode", {"evaluations": evaluations}).outcome == expected
+
+
 def test_another_set_of_examples_may_have_another_loss() -> None:
     """A resampled evaluation set has another number of tokens."""
     assert outcome("evaluation_in_training_mode", repeated(0.1, tokens=1)).outcome == "clear"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,37 @@ def test_a_gradient_norm_spike_row(tmp_path: Path) -> None:
     tables = {"steps": flat_curve("gradient_norm", {40: 5.0, 41: 4.0, 60: INF})}
     sql = "SELECT step, last_step, gradient_norm, baseline FROM gradient_norm_spikes()"
     assert answer(tmp_path, tables, sql) == [(40, 41, 5.0, 1.0)]
+
+
+def updates(ratio: Mapping[int, float], weight_norm: float = 4.0) -> dict[str, Any]:
+    """A 16 x 16 matrix, of gain 1 at norm 4, and the size of its updates against it at each step."""
+    names = [{"tensor_id": 0, "name": "up.weight", "shape": "[16, 16]", "role": "mlp"}]
+    rows = [
+        {"step": step, "tensor_id": 0, "kind": kind, "l2_norm": norm}
+        for step, size in ratio.items()
+        for kind, norm in (("weight", weight_norm), ("update", size * weight_norm))
+    ]
+    return {"tensor_names": names, "tensors": rows}
+
+
+def test_large_updates_are_a_stretch_of_records(tmp_path: Path) -> None:
+    """Five records in a row above a hundredth, from the first of them to the last; four are none."""
+    sql = "SELECT first_step, last_step, ratio, ratio_step FROM large_updates()"
+    ratios = {10 * i: 0.02 if i in (3, 4, 5, 6, 7, 8, 10, 11, 12, 13) else 0.005 for i in range(15)}
+    (row,) = answer(tmp_path / "long", updates(ratios | {80: 0.04}), sql)
+    assert row == (30, 80, pytest.approx(0.04, rel=1e-6), 80)  # the norms are float32
+    assert answer(tmp_path / "short", updates(ratios | {50: 0.005, 60: 0.005}), sql) == []
+
+
+@pytest.mark.parametrize(("gain", "ratio"), [(0.31, 0.0101), (0.3, 0.0101), (0.15, 0.0202)])
+def test_updates_of_a_tiny_matrix_count_against_the_least_gain(
+    tmp_path: Path, gain: float, ratio: float
+) -> None:
+    """At half of that gain the update must be twice as large against the matrix."""
+    sql = "SELECT count(*) FROM large_updates()"
+    for name, factor, count in (("above", 1.0, 1), ("below", 0.98, 0)):
+        tables = updates(dict.fromkeys(range(0, 100, 10), factor * ratio), weight_norm=4 * gain)
+        assert answer(tmp_path / name, tables, sql) == [(count,)]
 
 
 NAMES = [{"tensor_id": 0, "name": "up.weight"}, {"tensor_id": 1, "name": "down.weight"}]

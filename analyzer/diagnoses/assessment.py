@@ -8,6 +8,7 @@ from analyzer.diagnoses.declaration import (
     REPEATED_EVALUATION,
     RESUMED_EVENT,
     SECOND_RUN,
+    TRAINING_LOSS,
     Assessment,
     Diagnosis,
     Finding,
@@ -26,6 +27,11 @@ FACTS = {
     RESUMED_EVENT: """
         SELECT count(*) > 0 FROM events_all
         WHERE run = {run} AND kind = 'resumed' AND json_valid(payload) -- it holds the state""",
+    TRAINING_LOSS: """
+        SELECT count(*) > 0 FROM (
+            SELECT run FROM steps WHERE train_loss IS NOT NULL
+            UNION ALL SELECT run FROM evaluations WHERE split = 'train' AND loss_sum / token_count IS NOT NULL
+        ) WHERE run = {run}""",
 }
 """Needs that are no column, and the query that says whether a run has them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analyzer.diagnoses.declaration import Diagnosis
+from analyzer.diagnoses.declaration import TRAINING_LOSS, Diagnosis
 
 DATA_AND_GENERALISATION = (
     Diagnosis(
@@ -56,7 +56,12 @@ DATA_AND_GENERALISATION = (
         evidence="signature",
         severity="S2",
         explains=(),
-        requires=("manifest.primary_split", "example_losses.loss_sum", "example_losses.token_count"),
+        requires=(
+            "manifest.primary_split",
+            "example_losses.loss_sum",
+            "example_losses.token_count",
+            TRAINING_LOSS,
+        ),
         panel=1,
     ),
     Diagnosis(

@@ -17,6 +17,7 @@ SEVERITIES: tuple[Severity, ...] = ("S1", "S2", "S3", "S4")
 SECOND_RUN = "second run of the same seed"
 REPEATED_EVALUATION = "repeated evaluation"
 RESUMED_EVENT = "resumed event"
+TRAINING_LOSS = "training loss"  # of steps or of evaluations
 """Things other than a column that a rule may need, in words that follow "no"."""
 
 

@@ -136,7 +136,8 @@ OPTIMISATION = (
         meaning="Each update overshoots: attention saturates, the loss stalls or jumps.",
         remedy="Divide the learning rate by 3 to 10, or warm up for longer.",
         source=(
-            "median update ratio above 1e-2 with collapsed attention, a loss that does not fall, or spikes"
+            "median update ratio above 1e-2 with collapsed attention, a loss that does not fall or does not "
+            "come back, or spikes"
         ),
         evidence="signature",
         severity="S2",
@@ -156,6 +157,7 @@ OPTIMISATION = (
             "update.l2_norm",
             "weight.l2_norm",
             "tensor_names.shape",
+            "tensor_names.role",
             "attention.entropy",
             "steps.train_loss",
             "steps.gradient_norm",
@@ -187,13 +189,13 @@ OPTIMISATION = (
     Diagnosis(
         name="weight_decay_too_strong",
         title="Weight decay too strong",
-        question="Do the weight matrices shrink together to a fraction of their first size?",
+        question="Do the weight matrices shrink together, fast or to a fraction of their first size?",
         meaning=(
             "Decay outweighs the gradients: scores shrink, attention turns uniform, updates grow against "
             "the weights."
         ),
         remedy="Lower the weight decay, and leave norms and biases out of it.",
-        source="median over matrices of norm / first norm",
+        source="median over matrices of norm / first norm below 0.7, or shrinking by more than 0.1% a step",
         evidence="signature",
         severity="S2",
         explains=(
