@@ -14,9 +14,10 @@ from experiments.faults import FAULTS, SEVERITIES, Fault
 from experiments.faults.resumes import RESUME_FAULTS
 
 SHORT_STEPS = 300
-LONG_STEPS = {"overfitting": 2000, "underfitting": 1000, "label_noise": 2000}
+MEMORY_STEPS = 2000  # until examples are learned by heart
+LONG_STEPS = {"overfitting": MEMORY_STEPS, "underfitting": 1000, "label_noise": MEMORY_STEPS}
 """What a fault needs to show: validation must have turned, a loss must have become flat."""
-CONTROL_STEPS = (2000, 1000, SHORT_STEPS)
+CONTROL_STEPS = (MEMORY_STEPS, 1000, SHORT_STEPS)
 MID_RUN_STEP = 127  # inside an epoch, and off every cadence of the recorder
 SECOND_RUN_FAULTS = ("nondeterminism",)
 
@@ -44,25 +45,41 @@ POST_NORM = Architecture(
     {"width": 48, "feed_forward_width": 192, "norm_placement": "post"},
     0.011,
 )
-ARCHITECTURES = {architecture.name: architecture for architecture in (REFERENCE, DEEPER, POST_NORM)}
+WIDER_DEEPER = Architecture(
+    "72 wide, 3 layers, pre-norm", {"width": 72, "layer_count": 3, "feed_forward_width": 288}, 0.025
+)
+WIDER_POST_NORM = Architecture(
+    "72 wide, 2 layers, post-norm",
+    {"width": 72, "feed_forward_width": 288, "norm_placement": "post"},
+    0.019,
+)
+ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (REFERENCE, DEEPER, POST_NORM, WIDER_DEEPER, WIDER_POST_NORM)
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A seed, its architecture, and whether its faults start mid-run where they can."""
+    """A seed, its architectures, and whether its faults start mid-run where they can."""
 
     seed: int
     architecture: Architecture
     is_mid_run: bool
+    able: Architecture  # to learn its examples by heart, right answers and wrong ones
+
+    def architecture_for(self, steps: int) -> Architecture:
+        """The able one for the longest: half the reference's width does not overfit in 2000 steps."""
+        return self.able if steps == MEMORY_STEPS else self.architecture
 
 
 RUNS: Mapping[Part, tuple[Run, ...]] = {
-    "tuning": (Run(0, REFERENCE, False), Run(1, REFERENCE, False), Run(2, REFERENCE, True)),
+    "tuning": tuple(Run(seed, REFERENCE, seed == 2, REFERENCE) for seed in (0, 1, 2)),
     "judged": (
-        Run(200, DEEPER, False),
-        Run(202, DEEPER, True),
-        Run(203, POST_NORM, False),
-        Run(204, POST_NORM, True),
+        Run(210, DEEPER, False, WIDER_DEEPER),
+        Run(211, DEEPER, True, WIDER_DEEPER),
+        Run(212, POST_NORM, False, WIDER_POST_NORM),
+        Run(213, POST_NORM, True, WIDER_POST_NORM),
     ),
 }
 """The judged seeds had never been trained when the thresholds were frozen."""
@@ -86,8 +103,9 @@ def _plan(steps: int) -> Mapping[str, Any]:
 def _control(part: Part, run: Run, steps: int, choices: Mapping[str, Any]) -> Cell:
     """The healthy run of that length, with the choices that are no fault by themselves."""
     name = "-".join(["control", *(f"{key}={value}" for key, value in sorted(choices.items()))])
-    settings = settings_of(_plan(steps), run.architecture.settings, choices, {"total_steps": steps})
-    return Cell(part, "control", name, (), "", run.seed, run.architecture.name, None, steps, settings)
+    architecture = run.architecture_for(steps)
+    settings = settings_of(_plan(steps), architecture.settings, choices, {"total_steps": steps})
+    return Cell(part, "control", name, (), "", run.seed, architecture.name, None, steps, settings)
 
 
 def _control_cells(part: Part, run: Run) -> Iterator[Cell]:
@@ -162,7 +180,7 @@ def _faulty_cell(part: Part, run: Run, faults: tuple[Fault, ...], severity: str,
         faults=tuple(fault.name for fault in faults),
         severity=severity,
         seed=run.seed,
-        architecture=run.architecture.name,
+        architecture=control.architecture,
         start=start,
         steps=steps,
         settings=settings_of(dict(control.settings), *chosen),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +13,12 @@ import duckdb
 import numpy as np
 
 from analyzer.diagnoses import Assessment, assess_runs
+from analyzer.diagnoses.control import control_gap
+from analyzer.exit_codes import FINDINGS, FINE
 from analyzer.run_log import RunLog, open_runs
-from analyzer.views import quoted
 from calibration.cell import Cell
 from calibration.detection import detection_step
+from calibration.matrix import MEMORY_STEPS
 from calibration.outcome import Detection, FiredRule, Harm, Outcome
 from calibration.peers import fired_rules
 from calibration.rules_hash import rules_hash
@@ -58,6 +62,7 @@ def measure(cell: Cell, directory: Path, control: Path | None, training_seconds:
         peer_rules=_peer_rules(directory),
         training_seconds=round(training_seconds, 2),
         diagnosis_seconds=round(diagnosis_seconds, 3),
+        command_seconds=_command_seconds(directory) if cell.steps == MEMORY_STEPS else None,
         rules_hash=rules_hash(),
         date=datetime.now(UTC).date().isoformat(),
         versions=versions(),
@@ -69,26 +74,30 @@ def versions() -> str:
     return f"Python {platform.python_version()}, DuckDB {duckdb.__version__}, NumPy {np.__version__}"
 
 
+def _command_seconds(directory: Path) -> float:
+    """What a person waits for: the start of the process, the diagnosis and its print."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "analyzer", "diagnose", str(directory)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode not in (FINE, FINDINGS):
+        raise RuntimeError(f"{' '.join(command)}: exit code {completed.returncode}: {completed.stderr}")
+    return round(time.perf_counter() - start, 3)
+
+
 def _detection(run_log: RunLog, run: str, cell: Cell, assessment: Assessment) -> Detection:
     diagnosis, start = assessment.diagnosis, cell.fault_start()
     if assessment.outcome != "fired":
         return Detection(diagnosis.name, testable_step(run_log, run, diagnosis, start), None)
-    # Overfitting is there from the minimum on, which only the whole log tells.
-    is_late = diagnosis.name == "overfitting"
-    testable = assessment.first_step() if is_late else testable_step(run_log, run, diagnosis, start)
+    begins = assessment.first_step() if diagnosis.name == "overfitting" else start
+    testable = testable_step(run_log, run, diagnosis, begins)
     # From the row before the fault on: a rule that fires there fires without it.
     detected = detection_step(run_log, run, diagnosis, max(0, start - 1), cell.steps)
     return Detection(diagnosis.name, testable, detected)
 
 
 def _harm(directory: Path, control: Path) -> Harm:
-    with open_runs([directory, control]) as run_log:
-        run, other = run_log.paths
-        (row,) = run_log.query(
-            "SELECT gap, lower, upper, nonfinite_count "
-            f"FROM control_gap(control_name := {quoted(other)}) WHERE run = {quoted(run)}"
-        ).to_pylist()
-    return Harm(**row)
+    gap = control_gap(directory, control)
+    return Harm(gap.gap, gap.lower, gap.upper, gap.nonfinite_count)
 
 
 def _peer_rules(directory: Path) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ class Outcome:
     peer_rules: tuple[str, ...]
     training_seconds: float
     diagnosis_seconds: float
+    command_seconds: float | None  # of `analyzer diagnose` as a process of its own, on the longest runs
     rules_hash: str
     date: str
     versions: str

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from calibration import tables
 from calibration.cell import Part
-from calibration.matrix import MID_RUN_STEP, RUNS, cells
+from calibration.matrix import MEMORY_STEPS, MID_RUN_STEP, cells
 from calibration.outcome import Outcome
+from calibration.peers import OMITTED
 from calibration.results import (
     PARQUET_FILE,
     PARTS,
@@ -23,13 +24,9 @@ from calibration.targets import targets
 
 REPORT_FILE = Path(__file__).parent.parent / "docs" / "calibration.md"
 METHOD_FILE = Path(__file__).parent / "method.md"  # the words that every report begins with
+PEERS_FILE = Path(__file__).parent / "peers.md"  # and those before the table of other tools
 
-PEERS_HEAD = """The same logs, asked by the documented rules of SageMaker Debugger (re-implemented in SQL,
-`calibration/peer_rules`) and by lone thresholds on loss and gradient norm. They name symptoms and rank nothing, so they
-are read in their favour: whenever any fired rule leads to the fault, that counts as the right cause first. Most of our
-faults are of kinds that they were never meant to find.
-
-"""  # noqa: E501  a paragraph of the page
+OMITTED_HEAD = "\nDocumented rules that are not here:\n\n"
 
 
 def write_report(runs_directory: Path) -> None:
@@ -56,18 +53,19 @@ def _provenance(outcomes: Sequence[Outcome]) -> str:
 
 def _part(part: Part, outcomes: Sequence[Outcome]) -> str:
     """Cells, models, rules and versions of a part, as one item of a list."""
-    seeds: dict[str, list[str]] = {}
-    for run in RUNS[part]:
-        seeds.setdefault(run.architecture.name, []).append(str(run.seed))
-    models = "; ".join(f"{name}: seeds {', '.join(numbers)}" for name, numbers in seeds.items())
-    later = ", ".join(str(run.seed) for run in RUNS[part] if run.is_mid_run)
+    seeds: dict[str, set[int]] = {}
+    for outcome in outcomes:
+        lengths = " for the longest runs" if outcome.steps == MEMORY_STEPS else ""
+        seeds.setdefault(f"{outcome.architecture}{lengths}", set()).add(outcome.seed)
+    models = "; ".join(f"{name}: seeds {_words(sorted(numbers))}" for name, numbers in sorted(seeds.items()))
+    later = sorted({outcome.seed for outcome in outcomes if outcome.start == MID_RUN_STEP})
     hours = sum(outcome.training_seconds + outcome.diagnosis_seconds for outcome in outcomes) / 3600
     facts = (
         f"{len(outcomes)} of {len(cells(part))} cells: {len(single_faults(outcomes))} with one fault, "
         f"{sum(outcome.kind == 'pair' for outcome in outcomes)} with two, "
         f"{len(healthy(outcomes))} healthy of {tables.healthy_steps(outcomes):,} steps",
         models,
-        f"faults that can start mid-run do so at step {MID_RUN_STEP} with seed {later}",
+        f"faults that can start mid-run do so at step {MID_RUN_STEP} with seed {_words(later)}",
         f"rules {_words(hashes(outcomes))}",
         _words(sorted({outcome.date for outcome in outcomes})),
         _words(sorted({outcome.versions for outcome in outcomes})),
@@ -76,8 +74,8 @@ def _part(part: Part, outcomes: Sequence[Outcome]) -> str:
     return f"- **{part}**: {'; '.join(facts)}.\n"
 
 
-def _words(items: Sequence[str]) -> str:
-    return ", ".join(items) or "none"
+def _words(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items)) or "none"
 
 
 def _judged(outcomes: Sequence[Outcome]) -> str:
@@ -92,10 +90,15 @@ def _judged(outcomes: Sequence[Outcome]) -> str:
         ("Time to detection at medium severity", tables.detection_times(outcomes)),
         ("Pairs of faults", tables.pairs(outcomes)),
         ("Harm", tables.harms(outcomes)),
-        ("Other tools' rules on the same logs", PEERS_HEAD + tables.peers(outcomes)),
+        ("Other tools' rules on the same logs", _peers(outcomes)),
         ("Every miss", tables.misses(outcomes)),
     )
     return "\n## Judged part\n" + "".join(f"\n### {title}\n\n{text}" for title, text in sections)
+
+
+def _peers(outcomes: Sequence[Outcome]) -> str:
+    omitted = "".join(f"- {name}: {reason}.\n" for name, reason in OMITTED.items())
+    return PEERS_FILE.read_text(encoding="utf-8") + tables.peers(outcomes) + OMITTED_HEAD + omitted
 
 
 def _tuning(outcomes: Sequence[Outcome]) -> str:

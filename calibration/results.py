@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -56,6 +57,7 @@ SCHEMA = pa.schema(
         ("peer_rules", NAMES),
         ("training_seconds", pa.float64()),
         ("diagnosis_seconds", pa.float64()),
+        ("command_seconds", pa.float64()),
         ("rules_hash", pa.string()),
         ("date", pa.string()),
         ("versions", pa.string()),
@@ -94,17 +96,26 @@ def write_parquet(path: Path, outcomes: Iterable[Outcome]) -> None:
 
 
 def read_parquet(path: Path) -> list[Outcome]:
-    """The committed outcomes."""
-    return [outcome_of(row) for row in pq.read_table(path).to_pylist()]
+    """The committed outcomes; a column that an older file does not have yet is None."""
+    blank = dict.fromkeys(SCHEMA.names)
+    return [outcome_of(blank | row) for row in pq.read_table(path).to_pylist()]
 
 
 def gathered(directory: Path, committed: Path) -> list[Outcome]:
-    """Each part from its lines where it was run here, else as it is committed."""
-    kept = read_parquet(committed) if committed.exists() else []
+    """Each part from its lines where it was run here, else as it is committed; says when cells get fewer."""
+    committed_outcomes = read_parquet(committed) if committed.exists() else []
     outcomes: list[Outcome] = []
     for part in PARTS:
-        lines = list(read_lines(lines_file(directory, part)).values())
-        outcomes += lines or [outcome for outcome in kept if outcome.part == part]
+        path = lines_file(directory, part)
+        lines = list(read_lines(path).values())
+        kept = [outcome for outcome in committed_outcomes if outcome.part == part]
+        if lines and len(lines) < len(kept):
+            print(
+                f"{path}: {len(lines)} cells replace the {len(kept)} of {committed.name}; to keep those, "
+                f"restore {committed} and name another directory with --runs",
+                file=sys.stderr,
+            )
+        outcomes += lines or kept
     return outcomes
 
 

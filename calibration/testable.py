@@ -11,10 +11,22 @@ from recorder.schema import TENSOR_KINDS
 
 TABLES_WITHOUT_STEPS = ("manifest", "tensor_names", "examples")
 
-ROWS_NEEDED = {"zero_initialisation": 3, "detached_branch": 3, "frozen_layer": 2}
+ROWS_NEEDED = {"detached_branch": 3, "frozen_layer": 2}
 """Recorded steps that one invariant is about: an exact zero in each of three, a hash that stays in two."""
 
 FIRST_VISIBLE = {
+    # Weights are zero at the first record; their gradients must be at the first three, which come sooner than
+    # three records of weights.
+    "zero_initialisation": """
+        SELECT max(step) FROM (
+            SELECT DISTINCT step FROM tensors
+            WHERE run = {run} AND step >= {start} AND kind = 'gradient' AND l2_norm IS NOT NULL
+            ORDER BY step LIMIT 3
+        ) HAVING count(*) = 3""",
+    # Nothing has risen at the minimum, which only the whole log tells: ``start`` is that of the finding.
+    "overfitting": """
+        SELECT min(step) FROM loss_rise_by_step()
+        WHERE run = {run} AND minimum_step = {start} AND step > {start} AND lower > 0""",
     # The order of an epoch repeats that of the one before: both must be the fault's.
     "data_not_shuffled": """
         SELECT min(step) FROM steps WHERE run = {run} AND epoch > (

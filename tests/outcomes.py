@@ -28,6 +28,7 @@ def outcome(fault: str = "", *fired: str, **changes: Any) -> Outcome:
         "peer_rules": (),
         "training_seconds": 1.0,
         "diagnosis_seconds": 0.1,
+        "command_seconds": None,
         "rules_hash": "0",
         "date": "2026-01-01",
         "versions": "any",

@@ -4,11 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outcomes import outcome
+from rule_run import RUN, diagnosis, example_losses, healthy, opened
 
 from analyzer.diagnoses import DIAGNOSES
 from analyzer.query_library import library
+from calibration import testable
 from calibration.cell import Cell, settings_of
 from calibration.detection import first_true
 from calibration.matrix import REFERENCE, cells
@@ -89,6 +92,21 @@ def test_two_runs_of_one_seed_are_compared(tmp_path: Path) -> None:
     assert found.detections == (Detection("nondeterminism", 30, 30),)
 
 
+def test_overfitting_is_testable_at_its_first_certain_rise() -> None:
+    """The minimum is at step 50; the mean of step 100 is a hundredth above it, with a spread of a half."""
+    count = list(healthy()["examples"]["split"]).count("validation")
+    spread = np.random.default_rng(0).standard_normal(count) / 2
+    mixed = 1.01 + spread - spread.mean()
+    rows = example_losses("validation", {0: 1.5, 50: 1.0, 100: mixed, 150: 1.3, 200: 1.3})
+    run_log = opened({RUN: [{**healthy(), "example_losses": rows}]})
+    assert testable.testable_step(run_log, RUN, diagnosis("overfitting"), 50) == 150
+
+
+def test_zero_initialisation_is_testable_at_the_third_gradient() -> None:
+    """Gradients are recorded at every step, weights at every tenth."""
+    assert testable.testable_step(opened({RUN: [healthy()]}), RUN, diagnosis("zero_initialisation"), 0) == 2
+
+
 @pytest.mark.parametrize("low", [0, 3])
 def test_the_shortest_prefix_is_found_wherever_it_ends(low: int) -> None:
     """Every threshold of a small range, and the ends."""
@@ -148,12 +166,18 @@ def test_a_torn_line_is_no_result_and_the_last_of_two_counts(tmp_path: Path) -> 
     assert read_lines(path) == {"bad_batch-seed0": outcome("bad_batch", "bad_batch")}
 
 
-def test_a_part_that_was_not_run_here_is_kept_as_committed(tmp_path: Path) -> None:
-    """Its lines replace it where there are any."""
+def test_a_part_that_was_not_run_here_is_kept_as_committed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines replace it where there are any, and it is told when that makes the part smaller."""
     committed = tmp_path / "results.parquet"
     write_parquet(committed, [outcome("bad_batch"), outcome(identity="old", part="tuning")])
     append_line(tmp_path / "tuning.jsonl", outcome(identity="new", part="tuning"))
     assert [o.identity for o in gathered(tmp_path, committed)] == ["new", "bad_batch-seed0"]
+    assert capsys.readouterr().err == ""
+    write_parquet(committed, [outcome(identity=name, part="tuning") for name in ("old", "older")])
+    gathered(tmp_path, committed)
+    assert "tuning.jsonl: 1 cells replace the 2 of results.parquet" in capsys.readouterr().err
 
 
 def done(chosen: list[Cell]) -> dict[str, Outcome]:
