@@ -22,6 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the reference experimen
 import numpy as np
 import pyarrow as pa
 
+from analyzer.views import STUDENT_T_975
 from experiments.batches import PackedExamples
 from experiments.corpus import load_corpus
 from experiments.memory import keep_freed_memory
@@ -32,7 +33,7 @@ from recorder.schema import LOG_DIRECTORY, stream_name
 
 PAIRS_PER_BLOCK = 100
 WARMUP_PAIRS = 20
-T_QUANTILE_975 = {4: 2.776, 9: 2.262, 19: 2.093, 29: 2.045, 39: 2.023}  # by degrees of freedom
+BLOCK_COUNTS = (5, 10, 20, 30)  # within the table of Student's t
 
 DEFAULT = Cadence()
 EVERYTHING = Cadence(
@@ -94,7 +95,7 @@ def measure(cadence: Cadence, kernel: str, blocks: int) -> Cost:
 def describe(name: str, cost: Cost) -> str:
     """One row of the table."""
     by_block = cost.percent_by_block()
-    half_width = T_QUANTILE_975[len(by_block) - 1] * by_block.std(ddof=1) / math.sqrt(len(by_block))
+    half_width = STUDENT_T_975[len(by_block) - 2] * by_block.std(ddof=1) / math.sqrt(len(by_block))
     milliseconds = [1e3 * np.percentile(s, q) for s in (cost.detached, cost.attached) for q in (50, 99)]
     logged = 100 * cost.logged.sum() / cost.detached.sum()
     low, high = by_block.mean() - half_width, by_block.mean() + half_width
@@ -109,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--blocks", type=int, default=10, choices=[count + 1 for count in T_QUANTILE_975])
+    parser.add_argument("--blocks", type=int, default=10, choices=BLOCK_COUNTS)
     blocks = parser.parse_args().blocks
     keep_freed_memory()  # as the reference experiments do
     print(f"cost in % of the detached step, {blocks} blocks of {PAIRS_PER_BLOCK} pairs")
