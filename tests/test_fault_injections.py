@@ -218,7 +218,7 @@ def test_warmup_and_schedule_faults_part_from_the_plan_and_a_high_rate_does_not(
         rows = recorded(corpus, code_path_of(name)).steps
         assert all(r["learning_rate"] == r["planned_learning_rate"] for r in rows) == follows, name
     high = recorded(corpus, code_path_of("learning_rate_too_high")).steps
-    assert [row["learning_rate"] for row in high] == [30 * plan.learning_rate(step) for step in range(12)]
+    assert [row["learning_rate"] for row in high] == [50 * plan.learning_rate(step) for step in range(12)]
     missing = recorded(corpus, code_path_of("warmup_missing", "mild")).steps
     assert missing[0]["learning_rate"] == plan.peak
 

@@ -147,7 +147,7 @@ def test_a_fault_is_recorded_to_the_end(fault: Fault, corpus: Corpus, tmp_path: 
 
 
 def test_the_command_line_runs_any_fault_without_a_folder(tmp_path: Path) -> None:
-    """The experiment is the healthy one, the loop is not: the applied rate is ten times the manifest's."""
+    """The experiment is the healthy one, the loop is not: the applied rate is twenty times the manifest's."""
     quick = ("total_steps=4", "warmup_steps=0", "evaluation_interval=4", "width=16")
     code = main(
         ["run", "19-healthy", "--fault", "learning_rate_too_high", "--severity", "mild"]
@@ -158,7 +158,7 @@ def test_the_command_line_runs_any_fault_without_a_folder(tmp_path: Path) -> Non
     plan = dataclasses.replace(TINY, total_steps=4, warmup_steps=0).learning_rate_plan()
     rates = current_rows(tmp_path / "run", "steps").column("learning_rate").to_pylist()
     factors = [rate / plan.learning_rate(step) for step, rate in enumerate(rates)]
-    assert factors == pytest.approx([1, 1, 10, 10], rel=1e-15)
+    assert factors == pytest.approx([1, 1, 20, 20], rel=1e-15)
 
 
 @pytest.mark.parametrize(
