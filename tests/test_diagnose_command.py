@@ -22,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 OTHER_SEED = dataclasses.replace(MANIFEST, seed=1)
 
 
-def with_spike() -> dict[str, Any]:
-    """Every table of the complete run, its loss high at step 150."""
+def with_spike(steps: int = 1) -> dict[str, Any]:
+    """Every table of the complete run, its loss high from step 150 on; bad_batch (S2) is over in three."""
     tables = healthy(250)
-    loss = [9.0 if i == 150 else x for i, x in enumerate(tables["steps"]["train_loss"])]
+    loss = [9.0 if 150 <= i < 150 + steps else x for i, x in enumerate(tables["steps"]["train_loss"])]
     return tables | {"steps": dict(tables["steps"]) | {"train_loss": loss}}
 
 
@@ -89,7 +89,7 @@ def test_a_control_raises_an_anomaly_to_harm(
     tmp_path: Path, factor: float, severity: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Worse on every held-out example: the interval excludes zero. Equal or better: it stays S1."""
-    run = write_run(tmp_path / "run", worse(with_spike(), factor))
+    run = write_run(tmp_path / "run", worse(with_spike(steps=10), factor))
     control = healthy_run(tmp_path / "control", steps=250)
     assert main(["diagnose", str(run), "--control", str(control), "--json"]) == code
     document = json.loads(capsys.readouterr().out)
@@ -112,7 +112,7 @@ def test_a_run_that_ended_in_nan_is_worse_than_its_control(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No difference can be told, but the harm can."""
-    run = write_run(tmp_path / "run", worse(with_spike(), float("nan")))
+    run = write_run(tmp_path / "run", worse(with_spike(steps=10), float("nan")))
     control = healthy_run(tmp_path / "control", steps=250)
     assert main(["diagnose", str(run), "--control", str(control)]) == 3
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("against control: ")]

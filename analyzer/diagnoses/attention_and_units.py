@@ -85,7 +85,7 @@ ATTENTION_AND_UNITS = (
         remedy="Lower the learning rate or the bias, or use an activation that leaks (GELU, leaky ReLU).",
         source="units that are zero on all tokens of a window",
         evidence="signature",
-        severity="S1",
+        severity="S2",
         explains=(
             "detached_branch",
             "underfitting",

@@ -15,7 +15,7 @@ DATA_AND_GENERALISATION = (
         remedy="Shuffle at the start of each epoch, with a generator that moves on from epoch to epoch.",
         source="hash of each epoch's order",
         evidence="proof",
-        severity="S1",
+        severity="S2",
         explains=("bad_batch", "loss_spike", "gradient_norm_spike"),
         requires=("steps.order_hash", "steps.epoch"),
         panel=1,
@@ -76,7 +76,7 @@ DATA_AND_GENERALISATION = (
         ),
         source="a loss spike that is over within three steps",
         evidence="signature",
-        severity="S1",
+        severity="S2",
         explains=(
             "loss_spike",
             "gradient_norm_spike",
@@ -121,7 +121,7 @@ DATA_AND_GENERALISATION = (
             "95% quantile of the answer losses against their median, over the last third of the run so far"
         ),
         evidence="signature",
-        severity="S2",
+        severity="S1",
         explains=(),
         requires=(
             "example_losses.answer_loss_sum",

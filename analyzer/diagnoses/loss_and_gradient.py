@@ -44,7 +44,7 @@ LOSS_AND_GRADIENT = (
         remedy="Divide each micro-batch's summed loss by the number of tokens of the whole step.",
         source="objective against sums and counts of the micro-batches",
         evidence="proof",
-        severity="S2",
+        severity="S1",
         explains=(
             "underfitting",
             "loss_summed_not_averaged",

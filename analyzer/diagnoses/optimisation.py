@@ -50,7 +50,7 @@ OPTIMISATION = (
         remedy="Scale the weights to a gain near 1 (Xavier, He).",
         source="entropy of every head above 0.99 with logits below 0.1 at step 0",
         evidence="signature",
-        severity="S1",
+        severity="S2",
         explains=(
             "dead_units",
             "underfitting",
@@ -118,7 +118,7 @@ OPTIMISATION = (
         ),
         source="applied against planned rate, row by row, to float round-off",
         evidence="proof",
-        severity="S2",
+        severity="S1",
         explains=(
             "underfitting",
             "learning_rate_too_high",

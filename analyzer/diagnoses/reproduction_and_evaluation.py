@@ -31,7 +31,7 @@ REPRODUCTION_AND_EVALUATION = (
         remedy="Save and load the scheduler's step, or compute the rate from the global step.",
         source="applied against planned rate at the first row of a segment",
         evidence="proof",
-        severity="S2",
+        severity="S1",
         explains=(
             "underfitting",
             "schedule_not_followed",
