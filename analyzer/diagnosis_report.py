@@ -11,6 +11,9 @@ from typing import Any
 
 from analyzer.diagnoses import Assessment, Diagnosis, Finding, cause_title, causes, symptoms, verdict
 from analyzer.diagnoses.control import ControlGap
+from analyzer.diagnoses.declaration import SECOND_RUN, Severity
+from analyzer.diagnoses.ranking import CLEAR
+from analyzer.query_library import library
 from analyzer.run_log import RunLog
 
 SHOWN_FINDINGS = 5
@@ -19,6 +22,7 @@ SHOWN_SIGNALS = 6
 SHOWN_STEPS = 3
 WORDS = ("name", "title", "severity", "evidence", "question", "meaning", "remedy", "source")
 SPIKE_RULES = frozenset({"loss_spike", "bad_batch"})
+WORSE_THAN_CONTROL = "Unexplained: worse than its control"
 
 Json = dict[str, Any]
 
@@ -31,10 +35,28 @@ class Judgement:
     assessments: tuple[Assessment, ...]
     spike_rows: tuple[Json, ...]  # of signal_order_at_spikes(), this run's
     gap: ControlGap | None
+    others: tuple[Path, ...] = ()  # runs that were opened with it
+    rules: Path | None = None  # directory of the user's own rules
 
-    def fired(self) -> tuple[Diagnosis, ...]:
-        """The rules that fired."""
-        return tuple(a.diagnosis for a in self.assessments if a.outcome == "fired")
+    def verdict(self) -> str:
+        """The first cause; harm against the control that no rule explains is a finding, too."""
+        words = verdict(self.assessments)
+        return WORSE_THAN_CONTROL if words == CLEAR and self._is_worse() else words
+
+    def severities(self) -> tuple[Severity, ...]:
+        """Of everything that was found."""
+        fired = tuple(a.diagnosis.severity for a in self.assessments if a.outcome == "fired")
+        return fired if fired or not self._is_worse() else ("S2",)
+
+    def command(self, diagnosis: Diagnosis) -> str:
+        """The shell command that shows a rule's evidence."""
+        if self.rules is not None and diagnosis.name not in {query.name for query in library()}:
+            return f"analyzer diagnose {_words(self.path)} --rules {_words(self.rules)}"
+        others = self.others if SECOND_RUN in diagnosis.requires else ()
+        return command((self.path, *others), diagnosis.name)
+
+    def _is_worse(self) -> bool:
+        return self.gap is not None and self.gap.is_worse()
 
 
 def spike_rows(run_log: RunLog, run: str, assessments: Sequence[Assessment]) -> tuple[Json, ...]:
@@ -46,20 +68,27 @@ def spike_rows(run_log: RunLog, run: str, assessments: Sequence[Assessment]) -> 
     return tuple(row for row in rows if row["run"] == run)
 
 
-def command(path: Path, name: str) -> str:
-    """The shell command that shows a rule's evidence."""
-    return f"analyzer sql {shlex.quote(str(path))} {shlex.quote(f'FROM {name}()')}"
+def command(paths: Sequence[Path], name: str) -> str:
+    """The shell command that shows the rows of a rule of the library."""
+    return f"analyzer sql {_words(*paths)} {_words(f'FROM {name}()')}"
+
+
+def _words(*arguments: Path | str) -> str:
+    return shlex.join(map(str, arguments))
 
 
 def report_text(judgement: Judgement) -> str:
     """The verdict, each cause with its evidence, then what is clear and what was not evaluated."""
     assessments = judgement.assessments
-    head = [f"{judgement.path}: {verdict(assessments)}"]
+    skipped = [a for a in assessments if a.outcome == "not_evaluated"]
+    words = judgement.verdict()
+    if words == CLEAR and skipped:
+        words = f"{CLEAR}, {len(skipped)} of {len(assessments)} rules not evaluated"
+    head = [f"{judgement.path}: {words}"]
     if judgement.gap is not None:
         head.append(_gap_text(judgement.gap))
     blocks = ["\n".join(head), *(_cause_text(judgement, cause) for cause in causes(assessments))]
     clear = [a.diagnosis.title for a in assessments if a.outcome == "clear"]
-    skipped = [a for a in assessments if a.outcome == "not_evaluated"]
     lines = [f"clear: {', '.join(clear)}"] if clear else []
     lines += [f"not evaluated: {a.diagnosis.title}: no {', '.join(a.missing)}" for a in skipped]
     return "\n\n".join([*blocks, "\n".join(lines)] if lines else blocks) + "\n"
@@ -89,7 +118,7 @@ def _cause_text(judgement: Judgement, cause: Assessment) -> str:
         f"  means     {diagnosis.meaning}",
         f"  remedy    {diagnosis.remedy}",
         f"  source    {diagnosis.source}",
-        f"  query     {command(judgement.path, diagnosis.name)}",
+        f"  query     {judgement.command(diagnosis)}",
     ]
     explained = symptoms(cause, judgement.assessments)
     if explained:
@@ -154,7 +183,7 @@ def report_document(judgement: Judgement) -> Json:
     assessments = judgement.assessments
     return {
         "run": str(judgement.path),
-        "verdict": verdict(assessments),
+        "verdict": judgement.verdict(),
         "control": None if judgement.gap is None else asdict(judgement.gap),
         "causes": [_cause_document(judgement, cause) for cause in causes(assessments)],
         "clear": [a.diagnosis.name for a in assessments if a.outcome == "clear"],
@@ -170,15 +199,15 @@ def _cause_document(judgement: Judgement, cause: Assessment) -> Json:
     explained = symptoms(cause, judgement.assessments)
     is_spike = SPIKE_RULES & {cause.diagnosis.name, *(s.diagnosis.name for s in explained)}
     return {
-        **_fired_document(judgement.path, cause),
-        "explains": [_fired_document(judgement.path, symptom) for symptom in explained],
+        **_fired_document(judgement, cause),
+        "explains": [_fired_document(judgement, symptom) for symptom in explained],
         "signal_order": list(judgement.spike_rows) if is_spike else [],
     }
 
 
-def _fired_document(path: Path, assessment: Assessment) -> Json:
+def _fired_document(judgement: Judgement, assessment: Assessment) -> Json:
     return {
         **{word: getattr(assessment.diagnosis, word) for word in WORDS},
-        "query": command(path, assessment.diagnosis.name),
+        "query": judgement.command(assessment.diagnosis),
         "findings": [asdict(finding) for finding in assessment.findings],
     }

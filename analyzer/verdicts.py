@@ -96,7 +96,7 @@ def cause(
         "Remedy": text(diagnosis.remedy),
         "Explains": "; ".join(_symptom(one) for one in explained),
         "Source": text(diagnosis.source),
-        "Query": f"<code>{text(command(path, diagnosis.name))}</code>",
+        "Query": f"<code>{text(command([path], diagnosis.name))}</code>",
     }
     rows = "".join(f"<dt>{name}</dt><dd>{words}</dd>" for name, words in facts.items() if words)
     told = {diagnosis.name, *(one.diagnosis.name for one in explained)} & SPIKE_RULES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,11 @@ from experiments.experiment import (
     run_experiment,
 )
 from experiments.faults import FAULTS, SEVERITIES, fault_named
+from experiments.faults.resumes import RESUME_FAULTS
 from experiments.fp16_drift import fp16_drift
 from experiments.resume import plan_resume, recorded_config, run_resume
 from experiments.train_mini import train_mini
+from experiments.training import TrainingConfig
 from recorder import EvaluationLosses, RecorderError
 from recorder.manifest import read_manifest
 
@@ -38,7 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 fine, 1 error, 2 usage, 130 interrupted."""
     parsed = _parser().parse_args(arguments)
     try:
-        return int(parsed.command(parsed) or 0)
+        code = int(parsed.command(parsed) or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # ``| head`` has seen enough; Python would flush once more at exit, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ExperimentError, RecorderError) as error:
         print(f"experiments: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR
@@ -62,6 +70,8 @@ PROGRAMS = {
 def run(parsed: argparse.Namespace) -> int:
     """Train one experiment with the recorder on, or run its program."""
     experiment = with_fault(load_experiment(parsed.name), parsed.fault, parsed.severity, parsed.fault_start)
+    if parsed.fault is not None:
+        _refuse_without_effect(experiment, configure(experiment, parsed.seed, parsed.set), parsed.resume)
     if experiment.program is not None and not parsed.resume:
         config = configure(experiment, parsed.seed, parsed.set)
         return PROGRAMS[experiment.program](experiment, config, parsed.out, parsed.overwrite)
@@ -88,6 +98,21 @@ def with_fault(
     start = changed.code_path().first_step  # raises when name, severity and start do not fit
     title = f"{fault_named(fault).title}, {changed.severity}, from step {start}"
     return dataclasses.replace(changed, title=title)  # it is no healthy run any more
+
+
+def _refuse_without_effect(experiment: Experiment, config: TrainingConfig, is_resume: bool) -> None:
+    """UsageError when the fault could not act: nobody should look for one that is not there."""
+    fault = fault_named(str(experiment.fault))
+    if fault in RESUME_FAULTS and not is_resume:
+        raise UsageError(
+            f"--fault {fault.name}: acts on a resume: train with checkpoints first, then add it to --resume"
+        )
+    start = experiment.code_path().first_step
+    if start >= config.total_steps:
+        raise UsageError(
+            f"--fault {fault.name}: starts at step {start}, the run ends at {config.total_steps}: "
+            "give an earlier --fault-start"
+        )
 
 
 def list_faults(_: argparse.Namespace) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from query_call import answer
 from rule_run import diagnosis, healthy
@@ -53,11 +55,14 @@ def test_several_runs_get_a_verdict_each(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_several_runs_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One after another, each with its path and verdict first."""
+    """One after another, each with its path and verdict first, and how much of it was not looked at."""
     runs = [healthy_run(tmp_path / name, steps=60, seed=i) for i, name in enumerate("ab")]
     assert main(["diagnose", *map(str, runs)]) == 0
-    text = capsys.readouterr().out
-    assert [f"{run}: clear" in text.splitlines() for run in runs] == [True, True]
+    lines = capsys.readouterr().out.splitlines()
+    skipped = sum(line.startswith("not evaluated: ") for line in lines) // 2
+    assert 0 < skipped < len(DIAGNOSES)
+    words = f"clear, {skipped} of {len(DIAGNOSES)} rules not evaluated"
+    assert [f"{run}: {words}" in lines for run in runs] == [True, True]
 
 
 def fired(name: str, *steps: tuple[int | None, int | None]) -> Assessment:
@@ -96,6 +101,35 @@ def test_a_control_raises_an_anomaly_to_harm(
     assert document["causes"][0]["severity"] == severity
     assert document["control"]["control"] == "control"
     assert document["control"]["split"] == "validation"
+
+
+def test_harm_that_no_rule_explains_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Worse than the control for certain, and nothing fired: no run like that is clear."""
+    run = write_run(tmp_path / "run", worse(healthy(200), 2.0))
+    control = write_run(tmp_path / "control", healthy(200))
+    assert main(["diagnose", str(run), "--control", str(control)]) == 3
+    assert capsys.readouterr().out.splitlines()[0] == f"{run}: Unexplained: worse than its control"
+    assert main(["diagnose", str(run), "--control", str(control), "--fail-on", "S3"]) == 0
+    capsys.readouterr()
+    assert diagnosed(capsys, str(run), "--control", str(control))["verdict"].startswith("Unexplained: worse")
+
+
+def test_the_query_of_a_rule_on_two_runs_names_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pasted, it shows the row; with one run it would show none."""
+    tables = dict(healthy(120))
+    other = {
+        **tables,
+        "steps": dict(tables["steps"]) | {"batch_hash": np.asarray(tables["steps"]["step"]) + 1},
+    }
+    runs = [write_run(tmp_path / "a", tables), write_run(tmp_path / "b", other)]
+    document = diagnosed(capsys, *map(str, runs))[0]
+    assert document["verdict"] == "Nondeterminism"
+    arguments = shlex.split(document["causes"][0]["query"])
+    assert arguments[:4] == ["analyzer", "sql", str(runs[0]), str(runs[1])]
+    assert main([*arguments[1:], "--json"]) == 0
+    assert [row["subject"] for row in json.loads(capsys.readouterr().out)] == ["batch", "batch"]
 
 
 def test_the_control_is_told_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

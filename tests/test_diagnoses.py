@@ -149,3 +149,20 @@ def test_each_run_is_judged_by_its_own_log() -> None:
         for run, assessments in assess_runs(run_log, [diagnosis("causal_mask_absent")]).items()
     }
     assert assessed == {RUN: "clear", "other": "not_evaluated"}
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(49, ("not_evaluated", ("step 50",))), (50, ("clear", ()))])
+def test_a_rule_does_not_call_a_run_clear_that_ended_before_it_looks(
+    steps: int, expected: tuple[str, tuple[str, ...]]
+) -> None:
+    """Gradients of healthy runs agree until step 50, so that the rule says nothing before."""
+    run_log = opened({RUN: [healthy(steps)]}, {RUN: MANIFEST_OF_ALL})
+    (assessment,) = assess_runs(run_log, [diagnosis("gradients_not_zeroed")])[RUN]
+    assert (assessment.outcome, assessment.missing) == expected
+
+
+def test_nothing_is_clear_without_a_step() -> None:
+    """A log whose steps are lost is no healthy run."""
+    run_log = opened({RUN: [healthy() | {"steps": None, "evaluations": None, "example_losses": None}]})
+    assert {a.outcome for a in assess(run_log)} == {"not_evaluated"}
+    assert verdict(assess(run_log)) == "not evaluated"

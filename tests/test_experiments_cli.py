@@ -269,3 +269,29 @@ def test_settings_override_the_experiment_and_the_seed_comes_last() -> None:
     """--set wins over config.toml; values take the type of the setting."""
     config = configure(load_experiment("19-healthy"), 7, ["total_steps=10", "dropout=0", "seed=1"])
     assert (config.total_steps, config.dropout, config.seed) == (10, 0.0, 7)
+
+
+WITHOUT_EFFECT = [
+    (("--fault", "optimizer_state_lost"), "acts on a resume"),
+    (("--fault", "dead_units", "--fault-start", "4"), "starts at step 4, the run ends at 4"),
+    (("--fault", "bad_batch"), "starts at step 120, the run ends at 4"),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), WITHOUT_EFFECT, ids=[m[1] for m in WITHOUT_EFFECT])
+def test_a_fault_that_could_not_act_is_refused(
+    fault: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody should look for a fault that is not there."""
+    assert main(["run", "19-healthy", *fault, "--out", str(tmp_path / "run"), *QUICK]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    """`| head -1` has seen enough."""
+    command = f"{sys.executable} -m experiments faults | head -1; exit ${{PIPESTATUS[0]}}"
+    completed = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (completed.returncode, completed.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def test_a_rule_of_ones_own_is_a_cause(run: Path, tmp_path: Path, capsys: pytest
     assert document["verdict"] == "Not good enough"
     assert (cause["name"], cause["severity"], cause["evidence"]) == ("not_good_enough", "S3", "signature")
     assert cause["findings"][0]["first_step"] == 119
+    assert shlex.split(cause["query"]) == ["analyzer", "diagnose", str(run), "--rules", str(directory)]
 
 
 def test_a_rule_whose_input_is_missing_is_not_evaluated(

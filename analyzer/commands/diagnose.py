@@ -33,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-on",
         choices=SEVERITY_NAMES,
         default="S2",
-        help="least severity for exit code 3: S1 anomaly, S2 worse result, S3 invalid result, S4 diverged",
+        help="least severity for exit code 3: S1 anomaly, S2 worse result, S3 invalid result, S4 diverged "
+        "(default S2)",
     )
     parser.add_argument(
         "--control",
         type=Path,
         metavar="RUN",
-        help="the same run without the fault: S1 becomes S2 where the held-out loss is worse for certain",
+        help="the same run without the fault: a held-out loss that is worse for certain is a finding of S2",
     )
     parser.add_argument("--rules", type=Path, metavar="DIR", help="apply the rules of this directory as well")
     parser.add_argument(
@@ -82,7 +83,8 @@ def judge(
             gap = None if control is None else control_gap(path, control)
             spikes = spike_rows(run_log, run, assessments)
             judged = assessments if gap is None else raised(assessments, gap)
-            judgements.append(Judgement(path, judged, spikes, gap))
+            others = tuple(other for other in run_log.paths.values() if other != path)
+            judgements.append(Judgement(path, judged, spikes, gap, others, rules))
         for warning in run_log.warnings:
             note(f"warning: {warning}")
     return tuple(judgements)
@@ -96,4 +98,4 @@ def exit_code(judgement: Judgement, fail_on: str) -> int:
         note(f"{judgement.path}: no rule could be evaluated: the log has none of the columns they need")
         return ERROR
     grave = SEVERITIES[SEVERITY_NAMES.index(fail_on) :]
-    return FINDINGS if any(d.severity in grave for d in judgement.fired()) else FINE
+    return FINDINGS if set(judgement.severities()) & set(grave) else FINE

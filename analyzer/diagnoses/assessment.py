@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
 from analyzer.diagnoses.declaration import (
     REPEATED_EVALUATION,
@@ -14,6 +16,7 @@ from analyzer.diagnoses.declaration import (
     Finding,
 )
 from analyzer.diagnoses.registry import DIAGNOSES
+from analyzer.query_library import library
 from analyzer.run_log import RunLog
 from analyzer.views import identifier, quoted
 from recorder.schema import TENSOR_KINDS
@@ -46,12 +49,14 @@ def assess_runs(
 ) -> dict[str, tuple[Assessment, ...]]:
     """The outcome of every rule on each opened run, by run name; a query runs once for all of them."""
     missing = {run: missing_inputs(run_log, run, diagnoses) for run in run_log.paths}
+    updates = {run: _update_count(run_log, run) for run in run_log.paths}
     outcomes: dict[str, list[Assessment]] = {run: [] for run in run_log.paths}
     for diagnosis in diagnoses:
         lacking = {run: missing[run][diagnosis.name] for run in run_log.paths}
         findings = _findings(run_log, diagnosis) if not all(lacking.values()) else {}
         for run in run_log.paths:
-            outcomes[run].append(_outcome(diagnosis, lacking[run], findings.get(run, ())))
+            outcome = _outcome(diagnosis, lacking[run], findings.get(run, ()))
+            outcomes[run].append(_unless_too_short(outcome, updates[run]))
     return {run: tuple(assessments) for run, assessments in outcomes.items()}
 
 
@@ -59,6 +64,36 @@ def _outcome(diagnosis: Diagnosis, missing: tuple[str, ...], findings: tuple[Fin
     if missing:
         return Assessment(diagnosis, "not_evaluated", missing, ())
     return Assessment(diagnosis, "fired" if findings else "clear", (), findings)
+
+
+def _unless_too_short(assessment: Assessment, update_count: int) -> Assessment:
+    """Not evaluated instead of clear where the run ends before the first step that the rule looks at.
+
+    Without any step nothing is clear: an empty or lost log is no healthy run.
+    """
+    least = _least_steps().get(assessment.diagnosis.name, 1)
+    if assessment.outcome != "clear" or update_count >= least:
+        return assessment
+    return replace(assessment, outcome="not_evaluated", missing=(f"step {least}",))
+
+
+@cache
+def _least_steps() -> dict[str, int]:
+    """The step from which on a rule looks at a run, by rule: the default of its parameter ``least_step``."""
+    return {
+        query.name: int(parameter.default)
+        for query in library()
+        for parameter in query.parameters
+        if parameter.name == "least_step" and parameter.default is not None
+    }
+
+
+def _update_count(run_log: RunLog, run: str) -> int:
+    """Optimizer updates that some row tells of: an evaluation follows the last one."""
+    sources = ("step + 1 AS count FROM steps", "step FROM evaluations", "step FROM example_losses")
+    rows = " UNION ALL ".join(f"SELECT {source} WHERE run = {quoted(run)}" for source in sources)
+    ((count,),) = run_log.connection.execute(f"SELECT coalesce(max(count), 0) FROM ({rows})").fetchall()
+    return int(count)
 
 
 def _findings(run_log: RunLog, diagnosis: Diagnosis) -> dict[str, tuple[Finding, ...]]:

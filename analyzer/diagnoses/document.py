@@ -20,7 +20,8 @@ Generated from the rules; a test compares. `analyzer explain NAME` prints a rule
 `analyzer sql RUN "FROM dead_units(share_threshold := 0.05)"` asks with another one.
 
 Severity is declared: S1 anomaly without measured harm, S2 worse on held-out data, S3 the result is invalid,
-S4 diverged or not finite. A rule that lacks an input says *not evaluated*, never *clear*.
+S4 diverged or not finite. A rule that lacks an input, or a run long enough for it, says *not evaluated*,
+never *clear*.
 """
 
 
