@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
-from synthetic import healthy_run
+from synthetic import healthy_run, healthy_tables, write_run
 
 from analyzer.cli import main
 from analyzer.diagnoses.user_rules import run_rules
 from analyzer.errors import AnalyzerError
 from analyzer.sandbox import Limits
+
+ROOT = Path(__file__).parent.parent
 
 RULE = """-- Is the last training loss above a bound?
 -- Source: what this project wants.
@@ -60,6 +64,24 @@ def test_a_rule_of_ones_own_is_a_cause(run: Path, tmp_path: Path, capsys: pytest
     assert (cause["name"], cause["severity"], cause["evidence"]) == ("not_good_enough", "S3", "signature")
     assert cause["findings"][0]["first_step"] == 119
     assert shlex.split(cause["query"]) == ["analyzer", "diagnose", str(run), "--rules", str(directory)]
+
+
+def test_the_rule_of_the_documentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It fires from its tenth slow step on, with the words that it writes."""
+    (text,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/your-own-rules.md").read_text(), re.DOTALL)
+    directory = rules(tmp_path / "rules", text, "slow_steps")
+    outcomes = []
+    for count in (9, 10):
+        tables = healthy_tables(120)
+        seconds = np.where(np.arange(120) < 120 - count, 0.01, 0.04)
+        tables["steps"] = dict(tables["steps"]) | {"step_seconds": seconds}
+        path = write_run(tmp_path / f"run-{count}", tables)
+        main(["diagnose", str(path), "--rules", str(directory), "--json"])
+        outcomes.append(json.loads(capsys.readouterr().out)["causes"])
+    assert outcomes[0] == []
+    (cause,) = outcomes[1]
+    assert (cause["title"], cause["severity"]) == ("Slow steps", "S1")
+    assert cause["findings"][0]["detail"] == "10 steps, the slowest 4.0 times the median"
 
 
 def test_a_rule_whose_input_is_missing_is_not_evaluated(
