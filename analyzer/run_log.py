@@ -80,6 +80,10 @@ class RunLog:
             if loaded.stream.rows.column(name).null_count < loaded.stream.rows.num_rows
         }
 
+    def lost_row_count(self, run: str) -> int:
+        """Rows that a closed log held and that are not there now."""
+        return sum(loaded.stream.lost_row_count for loaded in self.streams if loaded.run == run)
+
 
 def open_runs(paths: Sequence[Path], until_step: int | None = None) -> RunLog:
     """The logs of one or more run directories, opened for queries.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pyarrow.compute as pc
 from analyzer.errors import AnalyzerError
 from analyzer.tensor_rows import whole_tensor_rows
 from recorder.schema import (
+    CLOSING_EVENTS,
+    EVENTS,
     LOG_DIRECTORY,
     NONFINITE,
     SCHEMA_VERSION,
@@ -21,6 +24,7 @@ from recorder.schema import (
     WEIGHTS,
     Table,
     parse_stream_name,
+    stream_name,
     table,
 )
 
@@ -41,6 +45,7 @@ class Stream:
     segment: int
     rows: pa.Table
     warnings: tuple[str, ...]
+    lost_row_count: int = 0  # of the segment, written before it was closed and not there now; in events only
 
     def label_columns(self) -> tuple[str, ...]:
         """Columns that the contract does not know: the user's own labels."""
@@ -60,10 +65,46 @@ def read_streams(run_directory: Path) -> tuple[Stream, ...]:
     """The tables in a run's log directory, ordered by name, rank and segment."""
     paths = sorted((run_directory / LOG_DIRECTORY).glob("*.arrows"), key=_reading_order)
     named = [(path, *parsed) for path in paths if (parsed := parse_stream_name(path.name))]
-    streams = [read_stream(path, table(name), rank, segment) for path, name, rank, segment in named]
+    found = [read_stream(path, table(name), rank, segment) for path, name, rank, segment in named]
+    streams = [_with_lost_rows(stream, found) for stream in found]
     parts = {(s.table.name, s.rank, s.segment): s for s in streams if s.table in (NONFINITE, WEIGHTS)}
     whole = [_whole(s, parts) for s in streams if s.table not in (NONFINITE, WEIGHTS)]
     return tuple(sorted(whole, key=lambda s: (s.table.name, s.rank, s.segment)))
+
+
+def _with_lost_rows(events: Stream, streams: Sequence[Stream]) -> Stream:
+    """Events that know how many rows of their segment are gone since it was closed; other tables as they are.
+
+    A file that a killed process left may be cut, and that costs a second at most. One that was closed and has
+    fewer rows than its last event tells of was damaged since: what is left proves nothing about the rest.
+    """
+    if events.table != EVENTS:
+        return events
+    mine = {s.table.name: s for s in streams if (s.rank, s.segment) == (events.rank, events.segment)}
+    lost = {}
+    for name, written in _written_rows(events.rows).items():
+        present = mine[name].rows.num_rows if name in mine else 0
+        if written > present:
+            lost[events.path.with_name(stream_name(name, events.rank, events.segment))] = (present, written)
+    warnings = [f"{path}: damaged: {there} of {count} rows are left" for path, (there, count) in lost.items()]
+    return dataclasses.replace(
+        events,
+        warnings=(*events.warnings, *warnings),
+        lost_row_count=sum(count - there for there, count in lost.values()),
+    )
+
+
+def _written_rows(events: pa.Table) -> dict[str, int]:
+    """Rows by table that the closing event tells of; none without such an event, as in a killed run."""
+    kinds, payloads = (events.column(name).cast(pa.string()).to_pylist() for name in ("kind", "payload"))
+    for kind, payload in zip(reversed(kinds), reversed(payloads), strict=True):
+        if kind in CLOSING_EVENTS:
+            try:
+                rows = json.loads(payload or "")["rows"]
+                return {name: int(count) for name, count in rows.items()}
+            except (ValueError, TypeError, KeyError, AttributeError):
+                return {}
+    return {}
 
 
 def _reading_order(path: Path) -> bool:

@@ -377,7 +377,9 @@ class Recorder:
         self.detach()
         if not self._gave_up:
             self._end_windows()
-        self._event(kind, message, None, None)
+        self._segment.write_all()  # the closing event counts what is there: a reader sees what is gone
+        rows = {table: count for table, count in self._segment.row_counts().items() if table != "events"}
+        self._event(kind, message, None, {"rows": rows})
         self._close_segment()
         training_seconds = self._total_step_seconds - self._total_recorder_seconds
         share = 100 * self._total_recorder_seconds / max(training_seconds, 1e-9)

@@ -39,6 +39,9 @@ KEYED_LABEL = pa.dictionary(pa.int32(), pa.string())
 """The same with a 4-byte key, for label columns: each example may have a label of its own."""
 HASH = pa.uint64()
 
+CLOSING_EVENTS = ("finished", "exception")
+"""Kinds of the event that closes a segment: ``rows`` in its payload counts the rows of each stream."""
+
 
 @dataclass(frozen=True)
 class Column:

@@ -144,11 +144,15 @@ class Segment:
                 return
 
     def flush(self) -> None:
-        """Write what waits in every stream."""
+        """Write what waits in every stream, and tell what could not be written."""
         if not self.foreign:
-            for table_name in list(self._streams):
-                self.write(table_name)
+            self.write_all()
             self.report()
+
+    def write_all(self) -> None:
+        """Write what waits in every stream."""
+        for table_name in list(self._streams):
+            self.write(table_name)
 
     def report(self) -> None:
         """Tell once of each stream that lost rows: an event and a line on stderr, or RecorderError."""
@@ -194,8 +198,7 @@ class Segment:
         atexit.unregister(self.close)
         self._flusher.join()
         try:
-            for table_name in list(self._streams):
-                self.write(table_name)
+            self.write_all()
             self.report()  # while the event that it logs can still be written
         finally:
             self._close_files()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from synthetic import MANIFEST, write_run
 
 from analyzer.cli import main
+from analyzer.diagnoses import assess
+from analyzer.run_log import open_runs
+from analyzer.streams import read_stream
+from recorder import Recorder
+from recorder.schema import parse_stream_name, table
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +63,60 @@ def test_an_empty_log_renders(empty_run: Path, capsys: pytest.CaptureFixture[str
     """A process killed at any moment leaves a run that renders."""
     assert main(["render", str(empty_run)]) == 0
     assert capsys.readouterr().out == f"{empty_run / 'dashboard.html'}: not evaluated\n"
+
+
+@pytest.fixture
+def closed_run(tmp_path: Path) -> Path:
+    """A run of 200 steps that a real recorder closed."""
+    weights = {"w": np.ones((4, 4), np.float32)}
+    with Recorder(tmp_path / "closed", quiet=True) as recorder:
+        recorder.watch(weights)
+        for step in range(200):
+            with recorder.step(step) as record:
+                record.add_gradients({"w": weights["w"] / (1 + step)})
+                record.log(loss_sum=1.0, loss_token_count=1)
+            if step % 50 == 49:
+                recorder.flush()  # several batches, so that a part of them can be lost
+    return tmp_path / "closed"
+
+
+def test_the_closing_event_counts_what_is_there(closed_run: Path) -> None:
+    """So nothing is missing, and rules may say clear."""
+    with open_runs([closed_run]) as run_log:
+        assert (run_log.warnings, run_log.lost_row_count("closed")) == ([], 0)
+        assert any(a.outcome == "clear" for a in assess(run_log))
+
+
+def cut(path: Path) -> None:
+    """Take the last third away."""
+    os.truncate(path, 2 * path.stat().st_size // 3)
+
+
+@pytest.mark.parametrize("stream", ["steps", "tensors", "weights"])
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_rows_that_a_closed_log_has_lost_make_nothing_clear(
+    closed_run: Path, stream: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed process leaves a cut file, too, but no closing event that tells of more rows."""
+    path = closed_run / "log" / f"{stream}-r0-s0.arrows"
+    before = rows_of(path)
+    damage(path)
+    left = rows_of(path) if path.exists() else 0
+    assert main(["diagnose", str(closed_run)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0] == f"{closed_run}: not evaluated"
+    assert (
+        f"analyzer: warning: {path}: damaged: {left} of {before} rows are left" in captured.err.splitlines()
+    )
+    assert captured.err.splitlines()[-1].endswith("no rule could be evaluated: the log is damaged")
+    assert main(["ls", str(closed_run.parent), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["verdict"] == "not evaluated"
+
+
+def rows_of(path: Path) -> int:
+    """Rows of a stream's whole batches."""
+    name, rank, segment = parse_stream_name(path.name) or ("", 0, 0)
+    return read_stream(path, table(name), rank, segment).rows.num_rows
 
 
 def run_commands(path: Path) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Say what went wrong in each run, since when, where, by which evidence, and what to do.
 
-Exit code 3 when a finding is at least as grave as --fail-on, 0 when not. Several runs are read together, so
-that two of one seed can be compared; each gets its own verdict.
+Exit code 3 when a finding is at least as grave as --fail-on, 0 when not, 1 when nothing could be evaluated.
+Several runs are read together, so that two of one seed can be compared; each gets its own verdict.
 
   analyzer diagnose runs/mine --control runs/healthy --fail-on S2
 """
@@ -92,10 +92,12 @@ def judge(
 
 def exit_code(judgement: Judgement, fail_on: str) -> int:
     """Of one run; says on stderr when nothing could be evaluated."""
-    from analyzer.diagnoses.declaration import SEVERITIES
+    from analyzer.diagnoses.declaration import SEVERITIES, WHOLE_LOG
 
     if all(a.outcome == "not_evaluated" for a in judgement.assessments):
-        note(f"{judgement.path}: no rule could be evaluated: the log has none of the columns they need")
+        is_damaged = any(WHOLE_LOG in a.missing for a in judgement.assessments)
+        why = "the log is damaged" if is_damaged else "the log has none of the columns they need"
+        note(f"{judgement.path}: no rule could be evaluated: {why}")
         return ERROR
     grave = SEVERITIES[SEVERITY_NAMES.index(fail_on) :]
     return FINDINGS if set(judgement.severities()) & set(grave) else FINE

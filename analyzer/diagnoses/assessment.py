@@ -11,6 +11,7 @@ from analyzer.diagnoses.declaration import (
     RESUMED_EVENT,
     SECOND_RUN,
     TRAINING_LOSS,
+    WHOLE_LOG,
     Assessment,
     Diagnosis,
     Finding,
@@ -50,13 +51,14 @@ def assess_runs(
     """The outcome of every rule on each opened run, by run name; a query runs once for all of them."""
     missing = {run: missing_inputs(run_log, run, diagnoses) for run in run_log.paths}
     updates = {run: _update_count(run_log, run) for run in run_log.paths}
+    damaged = {run for run in run_log.paths if run_log.lost_row_count(run)}
     outcomes: dict[str, list[Assessment]] = {run: [] for run in run_log.paths}
     for diagnosis in diagnoses:
         lacking = {run: missing[run][diagnosis.name] for run in run_log.paths}
         findings = _findings(run_log, diagnosis) if not all(lacking.values()) else {}
         for run in run_log.paths:
             outcome = _outcome(diagnosis, lacking[run], findings.get(run, ()))
-            outcomes[run].append(_unless_too_short(outcome, updates[run]))
+            outcomes[run].append(_earned(outcome, updates[run], run in damaged))
     return {run: tuple(assessments) for run, assessments in outcomes.items()}
 
 
@@ -66,15 +68,18 @@ def _outcome(diagnosis: Diagnosis, missing: tuple[str, ...], findings: tuple[Fin
     return Assessment(diagnosis, "fired" if findings else "clear", (), findings)
 
 
-def _unless_too_short(assessment: Assessment, update_count: int) -> Assessment:
+def _earned(assessment: Assessment, update_count: int, is_damaged: bool) -> Assessment:
     """Not evaluated instead of clear where the run ends before the first step that the rule looks at.
 
-    Without any step nothing is clear: an empty or lost log is no healthy run.
+    Without any step nothing is clear, nor where rows are lost: what is left may show a fault, but not that
+    there was none.
     """
     least = _least_steps().get(assessment.diagnosis.name, 1)
-    if assessment.outcome != "clear" or update_count >= least:
+    if assessment.outcome != "clear" or (update_count >= least and not is_damaged):
         return assessment
-    return replace(assessment, outcome="not_evaluated", missing=(f"step {least}",))
+    return replace(
+        assessment, outcome="not_evaluated", missing=(WHOLE_LOG if is_damaged else f"step {least}",)
+    )
 
 
 @cache

@@ -18,6 +18,7 @@ SECOND_RUN = "second run of the same seed"
 REPEATED_EVALUATION = "repeated evaluation"
 RESUMED_EVENT = "resumed event"
 TRAINING_LOSS = "training loss"  # of steps or of evaluations
+WHOLE_LOG = "whole log"  # rows that were written are gone
 """Things other than a column that a rule may need, in words that follow "no"."""
 
 
