@@ -169,14 +169,15 @@ class Recorder:
     ) -> None:
         """Record one evaluation of a whole split: its sums, and the loss of each example.
 
-        A second evaluation of the same step and split is a repeat, of which the sums are kept.
+        A second evaluation of the same step and split is a repeat, of which the sums are kept. The arrays
+        may be written over as soon as this returns.
         Raises RecorderError when the columns of ``losses`` have different lengths.
         weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
         """
         self._check_open(f"evaluation of {split}")
         if self._is_silent():
             return
-        columns = {name: np.asarray(column) for name, column in vars(losses).items()}
+        columns = {name: np.array(column) for name, column in vars(losses).items()}
         if len({column.shape for column in columns.values()}) != 1 or columns["example_id"].ndim != 1:
             shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
             raise RecorderError(f"evaluation of {split}: {shapes}; expected one value per example in each")
@@ -412,9 +413,9 @@ def _check_settings(
 
 
 def _column_values(name: str, column: Sequence[Any]) -> Any:
-    """Ids and hashes as an array, split and labels as a list of texts. RecorderError for other labels."""
+    """A copy: ids and hashes as an array, split and labels as a list. RecorderError for labels but text."""
     if name in ("example_id", "content_hash"):
-        return np.asarray(column)
+        return np.array(column)
     names = column.tolist() if isinstance(column, np.ndarray) else list(column)
     for value in names:
         if value is not None and not isinstance(value, str):

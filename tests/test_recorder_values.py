@@ -195,6 +195,23 @@ def test_an_evaluation_may_come_in_lists(run: Path) -> None:
     assert [row["correct"] for row in rows(run, "example_losses")] == [True, False]
 
 
+def test_arrays_may_be_written_over_when_they_are_logged(run: Path) -> None:
+    """A loop that fills the same buffers at each evaluation: every row has its own numbers."""
+    ids, losses, one = np.arange(2), np.ones(2), np.ones(2, np.int64)
+    correct = np.ones(2, np.bool_)
+    with Recorder(run, quiet=True) as recorder:
+        recorder.log_examples({"example_id": ids, "content_hash": one})
+        ids += 5
+        for step in range(2):
+            losses[:] = step + 1.0
+            recorder.log_evaluation(step, "train", EvaluationLosses(ids, losses, one, losses, one, correct))
+        losses[:] = 0.0
+        one += 1
+    assert [(row["example_id"], row["content_hash"]) for row in rows(run, "examples")] == [(0, 1), (1, 1)]
+    assert [row["loss_sum"] for row in rows(run, "example_losses")] == [1.0, 1.0, 2.0, 2.0]
+    assert [row["loss_sum"] for row in rows(run, "evaluations")] == [2.0, 4.0]
+
+
 def test_a_configuration_may_hold_what_json_has_no_type_for(run: Path) -> None:
     """As ``vars(args)`` does: a path, NumPy numbers; they must not end a training before it begins."""
     config = {
