@@ -77,10 +77,14 @@ class TensorCatalogue:
     def _add(
         self, place: Place, dtype: np.dtype[Any], shape: tuple[int, ...], flags: Mapping[str, Value]
     ) -> None:
-        self.ids[place.name] = len(self.ids)
-        row = {"tensor_id": self.ids[place.name], "name": place.name, "module": place.module}
+        """Give out an id; a name that is watched again keeps its own, unless it is another tensor now."""
+        row: dict[str, Value] = {"name": place.name, "module": place.module}
         row |= {"layer": place.layer, "role": place.role, "dtype": str(dtype)}
-        self.rows.append(row | {"shape": json.dumps(list(shape)), **flags})
+        row |= {"shape": json.dumps(list(shape)), **flags}
+        known = self.ids.get(place.name)
+        if known is None or self.rows[known] != {"tensor_id": known, **row}:
+            self.ids[place.name] = len(self.rows)
+            self.rows.append({"tensor_id": len(self.rows), **row})
 
 
 class PreviousGradient(NamedTuple):
@@ -256,7 +260,7 @@ class StepSignals:
     def _gradient_blocks(self, step: int, gradients: Mapping[str, Array]) -> list[Block]:
         """Rows for the gradients that arrived, and rows that say so for those that did not."""
         names = self._gradient_names
-        known_count = len(self._catalogue.ids)
+        known_count = len(self._catalogue.rows)
         if names is None or names.known_count != known_count or names.arrived != list(gradients):
             names = self._gradient_names = self._names_of(gradients)
         arrays = list(gradients.values())
@@ -279,7 +283,11 @@ class StepSignals:
         arrived_ids = [ids[name] for name in gradients if name in ids]
         missing = [ids[name] for name in self._catalogue.weights if name not in gradients]
         return GradientNames(
-            len(ids), list(gradients), np.array(arrived_ids, np.int64), watched, np.array(missing, np.int64)
+            len(self._catalogue.rows),
+            list(gradients),
+            np.array(arrived_ids, np.int64),
+            watched,
+            np.array(missing, np.int64),
         )
 
     def _gradient_statistics(self, step: int, gradients: list[Array]) -> Array:

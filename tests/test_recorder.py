@@ -86,6 +86,26 @@ def test_weights_without_any_gradient_are_told_from_the_first_step_on(run: Path)
     assert found == [(0, 0, False), (1, 0, False), (1, 1, False)]
 
 
+def test_a_name_that_is_watched_again_keeps_its_id(run: Path) -> None:
+    """A loop that loads other weights under the same names: no two tensors share an id."""
+    weights = {value: np.full((2, 2), value, np.float32) for value in (1, 2, 3, 4)}
+    with Recorder(run, cadence=Cadence(gradients=0, updates=0, weights=1)) as recorder:
+        recorder.watch({"a": weights[1], "b": weights[2]})
+        with recorder.step(0):
+            pass
+        recorder.watch({"a": weights[4]})
+        recorder.watch({"c": weights[3]})
+        with recorder.step(1):
+            pass
+        recorder.watch({"b": np.full(3, 5, np.float32)})  # another shape: another tensor
+        with recorder.step(2):
+            pass
+    names = [(row["tensor_id"], row["name"], row["shape"]) for row in rows(run, "tensor_names")]
+    assert names == [(0, "a", "[2, 2]"), (1, "b", "[2, 2]"), (2, "c", "[2, 2]"), (3, "b", "[3]")]
+    found = [(row["step"], row["tensor_id"], row["mean"]) for row in rows(run, "tensors")]
+    assert found == [(0, 0, 1), (0, 1, 2), (1, 0, 4), (1, 1, 2), (1, 2, 3), (2, 0, 4), (2, 2, 3), (2, 3, 5)]
+
+
 def test_a_matrix_and_columns_of_a_stream_make_one_table(run: Path) -> None:
     """Blocks with a matrix, without one and with nulls keep their rows and their order."""
     names = ("element_count", "max", "zero_fraction")
