@@ -32,7 +32,7 @@ from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
 from recorder.segment import OnError, Segment
 from recorder.signals import StepSignals, TensorCatalogue
-from recorder.step_record import EvaluationLosses, StepRecord
+from recorder.step_record import EvaluationLosses, StepRecord, column_array
 from recorder.writer import Block, Value
 
 
@@ -177,10 +177,15 @@ class Recorder:
         self._check_open(f"evaluation of {split}")
         if self._is_silent():
             return
-        columns = {name: np.array(column) for name, column in vars(losses).items()}
+        what = f"evaluation of {split}"
+        types = {column.name: column.type for column in schema.EXAMPLE_LOSSES.columns}
+        columns = {
+            name: column_array(f"{what}: {name}", column, types[name])
+            for name, column in vars(losses).items()
+        }
         if len({column.shape for column in columns.values()}) != 1 or columns["example_id"].ndim != 1:
             shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
-            raise RecorderError(f"evaluation of {split}: {shapes}; expected one value per example in each")
+            raise RecorderError(f"{what}: {shapes}; expected one value per example in each")
         repeat = self._evaluated.get((step, split), 0)
         self._evaluated[step, split] = repeat + 1
         row = {
@@ -413,9 +418,9 @@ def _check_settings(
 
 
 def _column_values(name: str, column: Sequence[Any]) -> Any:
-    """A copy: ids and hashes as an array, split and labels as a list. RecorderError for labels but text."""
+    """A copy: ids and hashes as an array, split and labels as a list of texts. RecorderError for others."""
     if name in ("example_id", "content_hash"):
-        return np.array(column)
+        return column_array(f"examples: {name}", column, schema.EXAMPLES.arrow_schema().field(name).type)
     names = column.tolist() if isinstance(column, np.ndarray) else list(column)
     for value in names:
         if value is not None and not isinstance(value, str):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recorder import schema
 from recorder.errors import RecorderError
 from recorder.hooks import Array
-from recorder.writer import Block, Value
+from recorder.writer import DTYPES, Block, Value
 
 if TYPE_CHECKING:
     from recorder.recorder import Recorder
@@ -87,6 +87,40 @@ class StepRecord:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         self._recorder.end_step(self, completed=kind is None)
+
+
+_EXPECTED = {
+    "b": "true or false",
+    "f": "numbers",
+    "i": "whole numbers",
+    "u": "whole numbers from 0 to 2**64-1",
+}
+_FLOATS = (float, np.floating)
+_LARGEST_EXACT = 2**53
+"""Not every whole number beyond it is a float: one that came as a float has lost digits already."""
+
+
+def column_array(what: str, column: Sequence[Any], arrow_type: pa.DataType) -> NDArray[Any]:
+    """A copy of the column in that type. Raises RecorderError for a value that would become another one."""
+    dtype = np.dtype(DTYPES[arrow_type])
+    expected, is_float = _EXPECTED[dtype.kind], dtype.kind == "f"
+    try:
+        given = np.asarray(column)
+        if given.dtype.kind == "f" and not is_float and not any(isinstance(v, _FLOATS) for v in column):
+            given = np.array(column, object)  # NumPy makes floats of whole numbers below and above 2**63
+        if given.dtype.kind not in ("biuf" if is_float else "biufO"):
+            raise TypeError(f"values of type {given.dtype}")
+        with np.errstate(invalid="ignore"):
+            values = given.astype(dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecorderError(f"{what}: {error}; expected {expected}") from None
+    if not is_float:
+        is_changed = values != given
+        if given.dtype.kind == "f":
+            is_changed |= np.abs(given) > _LARGEST_EXACT
+        if is_changed.any():
+            raise RecorderError(f"{what} holds {given[is_changed].flat[0]}; expected {expected}")
+    return values
 
 
 def _converted(step: int, name: str, value: Value) -> float | int | bool:

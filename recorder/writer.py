@@ -40,7 +40,7 @@ class Block(NamedTuple):
     matrix: Matrix | None = None
 
 
-_DTYPES: dict[pa.DataType, Any] = {
+DTYPES: dict[pa.DataType, Any] = {
     pa.int8(): np.int8,
     pa.int16(): np.int16,
     pa.int32(): np.int32,
@@ -60,7 +60,7 @@ Counts = NDArray[np.int64]
 
 def fixed_array(arrow_type: pa.DataType, values: Sequence[Value], row_counts: Counts) -> pa.Array:
     """Arrow array of a fixed-width type from one value, array or None (null) per block of rows."""
-    data = _joined(values, row_counts, _DTYPES[arrow_type])
+    data = _joined(values, row_counts, DTYPES[arrow_type])
     return _arrow(arrow_type, data, _validity([value is not None for value in values], row_counts))
 
 
@@ -310,7 +310,7 @@ class Stream:
         validity = _validity(present, row_counts)
         columns = zip(self._matrix_names, joined.T, strict=True)
         types = {name: self._schema.field(name).type for name in self._matrix_names}
-        return {name: _arrow(types[name], _cast(c, _DTYPES[types[name]]), validity) for name, c in columns}
+        return {name: _arrow(types[name], _cast(c, DTYPES[types[name]]), validity) for name, c in columns}
 
     def _array(self, field: pa.Field, values: Sequence[Value], row_counts: Counts) -> pa.Array:
         if field.name in self._keyed:

@@ -1,5 +1,6 @@
 """What the recorder is given and can not take: a value of another kind, a hook that raises."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,59 @@ def test_arrays_may_be_written_over_when_they_are_logged(run: Path) -> None:
     assert [(row["example_id"], row["content_hash"]) for row in rows(run, "examples")] == [(0, 1), (1, 1)]
     assert [row["loss_sum"] for row in rows(run, "example_losses")] == [1.0, 1.0, 2.0, 2.0]
     assert [row["loss_sum"] for row in rows(run, "evaluations")] == [2.0, 4.0]
+
+
+def test_every_bit_of_an_examples_hash_is_kept(run: Path) -> None:
+    """Python's whole numbers below and above 2**63 in one list, of which NumPy makes floats."""
+    hashes = [2**63 + 12345, 5, 2**64 - 1]
+    with Recorder(run, quiet=True) as recorder:
+        recorder.log_examples({"example_id": [0, 1, 2], "content_hash": hashes})
+    assert [row["content_hash"] for row in rows(run, "examples")] == hashes
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("content_hash", [-1, 2], "content_hash holds -1; expected whole numbers from 0"),
+        (
+            "content_hash",
+            np.array([2.0**63, 1.0]),
+            r"content_hash holds 9.22.*e\+18; expected whole numbers from 0",
+        ),
+        ("content_hash", [None, 1], "content_hash: .*NoneType.*; expected whole numbers"),
+        ("content_hash", ["a", "b"], "content_hash: values of type .U1; expected whole numbers"),
+        ("example_id", [math.nan, 1.5], "example_id holds nan; expected whole numbers"),
+    ],
+)
+def test_ids_and_hashes_that_are_no_whole_numbers_are_refused(
+    run: Path, column: str, values: Any, message: str
+) -> None:
+    """They would become other numbers in their columns, and no one could tell."""
+    with Recorder(run, quiet=True) as recorder, pytest.raises(RecorderError, match="examples: " + message):
+        recorder.log_examples({"example_id": [0, 1]} | {column: values})
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("example_id", [math.nan, 1.0], "example_id holds nan; expected whole numbers"),
+        ("token_count", [2.5, 1.0], "token_count holds 2.5; expected whole numbers"),
+        ("correct", np.array([1.0, math.nan]), "correct holds nan; expected true or false"),
+        ("correct", [2, 0], "correct holds 2; expected true or false"),
+        ("loss_sum", [None, 1.0], "loss_sum: values of type object; expected numbers"),
+        ("loss_sum", [[1.0], [1.0, 2.0]], "loss_sum: .*; expected numbers"),
+    ],
+)
+def test_an_evaluation_of_other_values_is_refused(run: Path, column: str, values: Any, message: str) -> None:
+    """A NaN is a loss, but not an id, a count or an answer."""
+    losses = dataclasses.replace(evaluation(2, [True, False]), **{column: values})
+    with Recorder(run, quiet=True) as recorder:
+        with pytest.raises(RecorderError, match="evaluation of train: " + message):
+            recorder.log_evaluation(0, "train", losses)
+        losses = dataclasses.replace(evaluation(2, [1, 0]), loss_sum=[math.nan, 1.0])
+        recorder.log_evaluation(0, "train", losses)
+    assert [row["correct"] for row in rows(run, "example_losses")] == [True, False]
+    assert math.isnan(rows(run, "evaluations")[0]["loss_sum"])
 
 
 def test_a_configuration_may_hold_what_json_has_no_type_for(run: Path) -> None:
