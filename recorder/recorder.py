@@ -174,10 +174,11 @@ class Recorder:
         Raises RecorderError when the columns of ``losses`` have different lengths.
         weights_hash: of the weights that were evaluated, when they are not the watched ones (an average).
         """
-        self._check_open(f"evaluation of {split}")
+        what = f"evaluation of {split}"
+        self._check_open(what)
         if self._is_silent():
             return
-        what = f"evaluation of {split}"
+        _check_texts(what, split=split)
         types = {column.name: column.type for column in schema.EXAMPLE_LOSSES.columns}
         columns = {
             name: column_array(f"{what}: {name}", column, types[name])
@@ -207,6 +208,7 @@ class Recorder:
     ) -> None:
         """Record that something happened; it reaches the operating system before this returns."""
         self._check_open(f"event {kind}")
+        _check_texts(f"event {kind}", kind=kind, message=message)
         self._event(kind, message, step, payload)
 
     def flush(self) -> None:
@@ -415,6 +417,12 @@ def _check_settings(
         raise RecorderError(f"overhead_budget={overhead_budget}; expected a share above 0, such as 0.02")
     if not fsync_seconds >= 0:
         raise RecorderError(f"fsync_seconds={fsync_seconds}; expected seconds, or 0 for never")
+
+
+def _check_texts(what: str, **texts: object) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise RecorderError(f"{what}: {name}={text!r}; expected text")
 
 
 def _column_values(name: str, column: Sequence[Any]) -> Any:

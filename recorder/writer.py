@@ -107,8 +107,8 @@ def _validity(present: Sequence[bool], row_counts: Counts) -> pa.Buffer | None:
 
 
 def string_array(values: Sequence[str | None]) -> pa.Array:
-    """Arrow string array from Python strings, None becoming null."""
-    encoded = [b"" if value is None else value.encode() for value in values]
+    """Arrow string array from Python strings; None is null, what UTF-8 can not write becomes an escape."""
+    encoded = [b"" if value is None else value.encode(errors="backslashreplace") for value in values]
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum([len(value) for value in encoded], out=offsets[1:])
     validity = _validity([value is not None for value in values], np.ones(len(values), np.int64))
@@ -121,7 +121,7 @@ class KeyedStrings:
 
     def __init__(self, key_type: pa.DataType) -> None:
         self._key_type = key_type
-        self._keys: dict[str, int] = {}
+        self._keys: dict[str | None, int] = {}
         self._names = string_array([])
 
     def array(self, values: Sequence[Value], row_counts: Counts) -> pa.Array:
@@ -135,8 +135,13 @@ class KeyedStrings:
             self._names = string_array(list(self._keys))
         return pa.DictionaryArray.from_arrays(fixed_array(self._key_type, keys, row_counts), self._names)
 
-    def _key(self, name: str) -> int:
-        return self._keys.setdefault(name, len(self._keys))
+    def _key(self, name: str | None) -> int:
+        key = self._keys.get(name)
+        if key is None:
+            if not isinstance(name, str | None):  # among the names it would cost every later row
+                raise TypeError(f"{name!r} is no text")
+            key = self._keys[name] = len(self._keys)
+        return key
 
 
 def _texts(values: Sequence[Value], row_counts: Counts) -> list[str | None]:

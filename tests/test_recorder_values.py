@@ -1,6 +1,7 @@
 """What the recorder is given and can not take: a value of another kind, a hook that raises."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from recorded_rows import record_steps, rows
 from analyzer.run_log import open_runs
 from recorder import EvaluationLosses, Manifest, Recorder, RecorderError
 from recorder.manifest import read_manifest
+from recorder.writer import Block
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,39 @@ def test_a_row_that_is_refused_while_closing_does_not_end_the_training(
     first, last = capsys.readouterr().err.splitlines()
     assert "rows are lost that their columns can not hold" in first and last.endswith("rows lost: 1 of steps")
     assert "warning" in [row["kind"] for row in rows(run, "events")]
+
+
+def test_a_name_that_is_no_text_is_refused(run: Path) -> None:
+    """A split or an event's kind that was no text cost every later row of its table."""
+    with Recorder(run, quiet=True) as recorder:
+        with pytest.raises(RecorderError, match="evaluation of 7: split=7; expected text"):
+            recorder.log_evaluation(0, 7, evaluation(1, [True]))  # type: ignore[arg-type]
+        with pytest.raises(RecorderError, match="event None: kind=None; expected text"):
+            recorder.log_event(None, "x")  # type: ignore[arg-type]
+        with pytest.raises(RecorderError, match=r"event note: message=KeyError\(\); expected text"):
+            recorder.log_event("note", KeyError())  # type: ignore[arg-type]
+        recorder.log_evaluation(1, "train", evaluation(1, [True]))
+    assert [row["split"] for row in rows(run, "evaluations")] == ["train"]
+
+
+def test_a_wrong_name_costs_its_own_row_alone(run: Path) -> None:
+    """Also where no call looks at it: what is no text never gets among the names of a column."""
+    with Recorder(run, quiet=True) as recorder:
+        for step, kind in enumerate(("weight", 7, "weight")):
+            recorder._segment.append([Block("tensors", 1, {"step": step, "kind": kind})])
+    assert [(row["step"], row["kind"]) for row in rows(run, "tensors")] == [(0, "weight"), (2, "weight")]
+
+
+def test_text_that_has_no_bytes_in_utf8_is_escaped(run: Path) -> None:
+    """A file name in another encoding, as a name and in a text: its row and those after it are kept."""
+    with Recorder(run, quiet=True) as recorder:
+        recorder.log_event("bad \udc80", "caf\udce9", payload={"path": "\udce9"})
+        recorder.log_event("note", "after it")
+    events = [(row["kind"], row["message"]) for row in rows(run, "events")][1:-1]
+    assert events == [("bad \\udc80", "caf\\udce9"), ("note", "after it")]
+    assert json.loads(rows(run, "events")[1]["payload"]) == {"path": "\udce9"}
+    with open_runs([run]) as run_log:
+        assert run_log.query("SELECT kind FROM events WHERE message = 'after it'").num_rows == 1
 
 
 @pytest.mark.parametrize("column", ["train_loss", "gradient_cosine_previous", "wall_time"])
