@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from recorder.errors import RecorderError
 from recorder.hooks import Array, Handle, WatchedModel
 from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
-from recorder.segment import OnError, Segment
+from recorder.segment import OnError, Segment, say
 from recorder.signals import StepSignals, TensorCatalogue
 from recorder.step_record import EvaluationLosses, StepRecord, column_array
 from recorder.writer import Block, Value
@@ -318,7 +317,7 @@ class Recorder:
             raise RecorderError(line) from error
         if what not in self._told:
             self._told.add(what)
-            print(f"recorder: {line}; training goes on, rows are missing", file=sys.stderr)
+            say(f"{line}; training goes on, rows are missing")
             self.log_event("warning", line, step=step)
 
     # Segments ---------------------------------------------------------------------------------
@@ -402,7 +401,7 @@ class Recorder:
 
     def _say(self, line: str) -> None:
         if not self._quiet:
-            print(f"recorder: {line}", file=sys.stderr)
+            say(line)
 
 
 def _check_settings(

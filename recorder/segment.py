@@ -40,6 +40,12 @@ HEARTBEAT_SECONDS = 5.0
 OnError = Literal["warn", "raise"]
 
 
+def say(line: str) -> None:
+    """One line on stderr, which may lie on the disk that is full: that must not end the training either."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+        print(f"recorder: {line}", file=sys.stderr, flush=True)
+
+
 class Segment:
     """Streams of one rank and segment. Appending is safe from any thread; a forked child writes nothing."""
 
@@ -170,7 +176,7 @@ class Segment:
         self._told.add(what)
         if self._on_error == "raise":
             raise RecorderError(line) from error
-        print(f"recorder: {line}; training goes on", file=sys.stderr)
+        say(f"{line}; training goes on")
         self.warn(line)
 
     def warn(self, message: str) -> None:
@@ -211,7 +217,7 @@ class Segment:
                 stream.close()
         lost = [f"{s.lost_row_count} of {name}" for name, s in self._streams.items() if s.lost_row_count]
         if lost:
-            print(f"recorder: {self.run_directory}: rows lost: {', '.join(lost)}", file=sys.stderr)
+            say(f"{self.run_directory}: rows lost: {', '.join(lost)}")
         self.report()
 
     def _claim(self) -> tuple[int, Stream]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 
@@ -24,8 +25,8 @@ def record_steps(recorder: Recorder, steps: range) -> None:
 
 
 def run_program(
-    program: str, *arguments: object, cwd: Path | None = None
+    program: str, *arguments: object, cwd: Path | None = None, stderr: int | IO[str] = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     """A Python process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=cwd)

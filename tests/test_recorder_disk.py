@@ -85,6 +85,15 @@ def test_no_space_left_is_told_by_its_name(run: Path, capsys: pytest.CaptureFixt
         assert run_log.query("SELECT message FROM events WHERE kind = 'warning'").num_rows == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_that_takes_stderr_with_it_does_not_end_the_training(run: Path) -> None:
+    """Where a run's output lies beside its log, the line that tells can not be written either."""
+    with Path("/dev/full").open("w") as full:
+        result = run_program(FULL_DISK, run, "warn", stderr=full)
+    assert (result.returncode, result.stdout) == (0, "trained to the end\n")
+    assert "warning" in [event["kind"] for event in rows(run, "events")]
+
+
 class FileOnQuota(io.FileIO):
     """A file that takes 4,000 bytes, a header and some rows, and then refuses as a quota does."""
 
