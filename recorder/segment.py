@@ -164,7 +164,8 @@ class Segment:
         """Tell once of each stream that lost rows: an event and a line on stderr, or RecorderError."""
         for stream in list(self._streams.values()):
             if stream.error is not None:
-                line = f"{stream.path}: can not write: {stream.error}; its later rows are lost"
+                which = "its rows" if isinstance(stream.error, FileNotFoundError) else "its later rows"
+                line = f"{stream.path}: can not write: {stream.error}; {which} are lost"
                 self._tell(f"{stream.path.name} broken", line, stream.error)
             if stream.rejection is not None:
                 line = f"{stream.path}: rows are lost that their columns can not hold: {stream.rejection}"
@@ -205,6 +206,7 @@ class Segment:
         self._flusher.join()
         try:
             self.write_all()
+            self._notice_deletions()
             self.report()  # while the event that it logs can still be written
         finally:
             self._close_files()
@@ -253,18 +255,16 @@ class Segment:
             now = time.monotonic()
             if now - beat > HEARTBEAT_SECONDS:
                 beat = now
-                self._touch()
+                self._streams["events"].touch()
+                self._notice_deletions()
             if self._fsync_seconds and now - synced > self._fsync_seconds:
                 synced = now
                 self._sync()
 
-    def _touch(self) -> None:
-        """Beat; a write to a deleted file succeeds, so this is also how a deleted directory is noticed."""
-        try:
-            os.utime(self._streams["events"].path)
-        except OSError as error:
+    def _notice_deletions(self) -> None:
+        with self._write_lock:
             for stream in list(self._streams.values()):
-                stream.break_off(error)
+                stream.notice_deletion()
 
     def _sync(self) -> None:
         """Ask for durability on duplicates of the descriptors, so that no step waits for the disk."""

@@ -7,6 +7,8 @@ made from buffers: ``pa.array`` would import pandas on first use and stall the p
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import time
@@ -263,9 +265,24 @@ class Stream:
             self._file.write(encoded)
             self._file.flush()
 
-    def break_off(self, error: OSError) -> None:
-        """Stop writing for a reason that a write would not show, such as a deleted directory."""
-        self.error = self.error or error
+    def notice_deletion(self) -> None:
+        """Break where the file has no name any more: writes to it succeed, and nobody will ever read them."""
+        if self.error is not None or self._file is None:
+            return
+        try:
+            if os.fstat(self._file.fileno()).st_nlink:
+                return
+            self.error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        except OSError as error:  # on a network's disk
+            self.error = error
+        self.lost_row_count += self.written_row_count
+        self.written_row_count = 0
+
+    def touch(self) -> None:
+        """Make the file as old as now."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a disk that became read-only shows at the next write
+                os.utime(self._file.fileno())
 
     def file_descriptor(self) -> int | None:
         """A duplicate of the open file's descriptor, to be closed by the caller; None when there is none."""

@@ -183,14 +183,49 @@ def test_a_deleted_directory_is_noticed(
     monkeypatch.setattr(segment, "HEARTBEAT_SECONDS", 0.0)
     with Recorder(run, quiet=True) as recorder:
         record_steps(recorder, range(1))
+        recorder.flush()
         shutil.rmtree(run)
         deadline = time.monotonic() + 10
         while recorder._segment._streams["steps"].error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         record_steps(recorder, range(1, 3))
     told = capsys.readouterr().err
-    assert "steps-r0-s0.arrows: can not write: [Errno 2] No such file or directory" in told
-    assert "rows lost" in told and "of steps" in told
+    assert "steps-r0-s0.arrows: can not write: [Errno 2] No such file or directory; its rows are lost" in told
+    assert "rows lost: 4 of events, 3 of steps\n" in told  # also what had been written before
+
+
+def test_a_deleted_file_is_noticed_when_the_run_ends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any heartbeat, and where only one of the files is gone."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(3))
+        recorder.flush()
+        (run / "log" / "steps-r0-s0.arrows").unlink()
+        record_steps(recorder, range(3, 5))
+    first, last = capsys.readouterr().err.splitlines()
+    assert (
+        "steps-r0-s0.arrows: can not write: [Errno 2] No such file or directory; its rows are lost" in first
+    )
+    assert last.endswith("rows lost: 5 of steps")
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished", "warning"]
+
+
+def test_a_directory_that_is_moved_is_not_a_deleted_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its open files go with it: nothing is lost, and the run goes on to look alive."""
+    monkeypatch.setattr(segment, "HEARTBEAT_SECONDS", 0.0)
+    moved = run.with_name("moved")
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(1))
+        run.rename(moved)
+        events = moved / "log" / "events-r0-s0.arrows"
+        os.utime(events, (0, 0))
+        deadline = time.monotonic() + 10
+        while events.stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        record_steps(recorder, range(1, 3))
+    assert events.stat().st_mtime > 0 and capsys.readouterr().err == ""
+    assert [row["step"] for row in rows(moved, "steps")] == [0, 1, 2]
 
 
 READ_ONLY = """
