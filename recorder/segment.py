@@ -124,9 +124,11 @@ class Segment:
     def _encode(self, table_name: str) -> None:
         """Make record batches of what waits. The caller has the write lock."""
         with self._lock:
-            taken = [(stream, stream.take()) for stream in self._with_parts(table_name)]
-        for stream, blocks in taken:
-            stream.encode(blocks)
+            streams = self._with_parts(table_name)
+            for stream in streams:
+                stream.take()
+        for stream in streams:
+            stream.encode()
 
     def _write_encoded(self, table_name: str) -> None:
         """Hand record batches to the operating system. The caller has the write lock."""

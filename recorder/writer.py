@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +159,9 @@ class Stream:
 
     An I/O error breaks the stream for good, because a torn batch may lie at its end: the error is
     kept, later rows are counted as lost. What was written before stays readable.
+
+    An interrupt (Ctrl-C, a signal handler that raises) may come after any call. What was not finished then
+    stays where it was, and the next encoding or writing takes it up.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -180,13 +183,15 @@ class Stream:
         self._fields = {field.name: field for field in schema}  # asking the schema again costs a microsecond
         self._matrix_names: tuple[str, ...] = ()
         self._waiting: list[Block] = []
+        self._taken: list[Block] = []  # to be encoded
         self._oldest = 0.0
         self._encoded = io.BytesIO()  # a batch is made of many small writes, and goes to the file as one
+        self._encoded_place = 0  # in the file
+        self._is_ended = False
         self._writer = pa.ipc.new_stream(self._encoded, schema)
-        self._file: BinaryIO | None = None
+        self._file: io.FileIO | None = None
         try:
-            self._file = path.open("xb")
-            self._hand_over()
+            self._file = path.open("xb", buffering=0)
         except FileExistsError:
             raise
         except OSError as error:
@@ -194,8 +199,8 @@ class Stream:
 
     @property
     def oldest_age(self) -> float:
-        """Seconds that the oldest waiting row has waited; 0 when none waits."""
-        return time.monotonic() - self._oldest if self._waiting else 0.0
+        """Seconds that the oldest row has waited to be encoded; 0 when none waits."""
+        return time.monotonic() - self._oldest if self._waiting or self._taken else 0.0
 
     def append(self, block: Block) -> None:
         """Let rows wait for the next write. KeyError on an unknown column."""
@@ -211,33 +216,45 @@ class Stream:
         self._waiting.append(block)
         self.waiting_row_count += block.row_count
 
-    def take(self) -> list[Block]:
-        """The waiting blocks, which wait no longer: they are to be encoded."""
-        waiting, self._waiting = self._waiting, []
-        self.waiting_row_count = 0
-        return waiting
+    def take(self) -> None:
+        """The waiting blocks wait no longer: they are to be encoded."""
+        self._taken, self._waiting, self.waiting_row_count = [*self._taken, *self._waiting], [], 0
 
-    def encode(self, blocks: Sequence[Block]) -> None:
-        """Make a record batch of rows, in memory: it waits for no disk."""
-        if not blocks:
+    def encode(self) -> None:
+        """Make record batches of what was taken, in memory: it waits for no disk."""
+        if not self._taken:
             return
-        row_counts = np.array([block.row_count for block in blocks])
-        row_count = int(row_counts.sum())
         if self.error is not None or self._file is None or self._file.closed:
-            self.lost_row_count += row_count
+            lost = sum(block.row_count for block in self._taken)
+            self.lost_row_count, self._taken = self.lost_row_count + lost, []
             return
         try:
-            batch = self._batch(blocks, row_counts)
-        except Exception as error:  # a value that its column can not hold: only its own rows are lost
-            if len(blocks) > 1:
-                for block in blocks:
-                    self.encode([block])
-                return
+            self._encode(self._taken)
+        except Exception:  # a value that its column can not hold: only the block that it is in is lost
+            while self._taken:
+                self._encode_or_lose(self._taken[0])
+
+    def _encode_or_lose(self, block: Block) -> None:
+        try:
+            self._encode([block])
+        except Exception as error:
             self.rejection = self.rejection or f"{type(error).__name__}: {error}"
-            self.lost_row_count += row_count
-            return
-        self._encoded_row_count += row_count
-        self._writer.write_batch(batch)
+            self.lost_row_count, self._taken = self.lost_row_count + block.row_count, self._taken[1:]
+
+    def _encode(self, blocks: Sequence[Block]) -> None:
+        """Make a record batch of the first blocks taken."""
+        row_counts = np.array([block.row_count for block in blocks])
+        row_count, block_count = int(row_counts.sum()), len(blocks)
+        batch = self._batch(blocks, row_counts)
+        end = self._encoded.tell()
+        if not end and self._file is not None:
+            self._encoded_place = self._file.seek(0, os.SEEK_END)
+        try:
+            self._writer.write_batch(batch)
+        finally:  # an interrupt comes when the call is over
+            if self._encoded.tell() > end:
+                rest = self._taken[block_count:]
+                self._encoded_row_count, self._taken = self._encoded_row_count + row_count, rest
 
     @property
     def encoded_byte_count(self) -> int:
@@ -246,24 +263,32 @@ class Stream:
 
     def write(self) -> None:
         """Hand the record batches to the operating system."""
-        row_count, self._encoded_row_count = self._encoded_row_count, 0
-        if row_count and self.error is None:
+        if not self._encoded_row_count:
+            return
+        if self.error is None:
             try:
                 self._hand_over()
-                self.written_row_count += row_count
-                return
             except OSError as error:
                 self.error = error
-        self.lost_row_count += row_count
+        row_count = self._encoded_row_count
+        if self.error is None:
+            self.written_row_count, self._encoded_row_count = self.written_row_count + row_count, 0
+        else:
+            self.lost_row_count, self._encoded_row_count = self.lost_row_count + row_count, 0
+            self._forget_encoded()
 
     def _hand_over(self) -> None:
-        """Write the encoded bytes to the file. Raises OSError, and forgets them all the same."""
-        encoded = self._encoded.getvalue()
+        """Write the encoded bytes to the file, over what an interrupt left there of the same bytes."""
+        rest = memoryview(self._encoded.getvalue())[: self._encoded.tell()]
+        if self._file is not None:
+            self._file.seek(self._encoded_place)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._forget_encoded()
+
+    def _forget_encoded(self) -> None:
         self._encoded.seek(0)
         self._encoded.truncate()
-        if self._file is not None:
-            self._file.write(encoded)
-            self._file.flush()
 
     def notice_deletion(self) -> None:
         """Break where the file has no name any more: writes to it succeed, and nobody will ever read them."""
@@ -290,13 +315,17 @@ class Stream:
 
     def close(self) -> None:
         """Write what waits and the end-of-stream mark, and close the file."""
-        self.encode(self.take())
+        self.take()
+        self.encode()
         self.write()
-        if self._file is None:
+        if self._file is None or self._file.closed:
             return
         try:
             if self.error is None:
-                self._writer.close()
+                if not self._is_ended:
+                    self._encoded_place = self._file.seek(0, os.SEEK_END)
+                    self._is_ended = True
+                    self._writer.close()
                 self._hand_over()
             self._file.close()
         except OSError as error:

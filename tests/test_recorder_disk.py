@@ -111,7 +111,7 @@ def open_on_quota(path: Path, mode: str = "r", buffering: int = -1, **options: A
     """In place of Path.open."""
     if "x" not in mode:
         return open_without_quota(path, mode, buffering, **options)
-    return io.BufferedWriter(FileOnQuota(path, mode))
+    return FileOnQuota(path, mode)
 
 
 @pytest.mark.parametrize("on_error", ["warn", "raise"])

@@ -1,0 +1,89 @@
+"""Ctrl-C and signal handlers: whatever call they come after, no row is lost, doubled or torn."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_rows import record_steps, rows
+
+from recorder import Recorder
+from recorder.writer import Stream
+
+
+class Once:
+    """In place of a method: interrupts one call of it, before or after its work."""
+
+    def __init__(self, method: Any, *, after: bool) -> None:
+        self.method, self.after, self.is_spent = method, after, False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the method returns."""
+        if self.is_spent:
+            return self.method(*arguments)
+        self.is_spent = True
+        if self.after:
+            self.method(*arguments)
+        raise KeyboardInterrupt
+
+
+class HalfAFile:
+    """A file whose first write is interrupted in the middle."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.is_spent = file, False
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the file's own."""
+        return getattr(self.file, name)
+
+    def write(self, data: Any) -> Any:
+        """Raises KeyboardInterrupt when half of the data is in the file."""
+        if self.is_spent:
+            return self.file.write(data)
+        self.is_spent = True
+        self.file.write(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+
+def interrupt(stream: Stream, where: str) -> None:
+    """Interrupt the stream once from now on."""
+    if where == "in a write":
+        stream._file = HalfAFile(stream._file)  # type: ignore[assignment]
+    elif where == "while a batch is built":
+        stream._batch = Once(stream._batch, after=False)  # type: ignore[method-assign]
+    elif where == "before a write":
+        stream._hand_over = Once(stream._hand_over, after=False)  # type: ignore[method-assign]
+    elif where == "after a write":
+        stream._hand_over = Once(stream._hand_over, after=True)  # type: ignore[method-assign]
+    else:
+        stream._writer = InterruptedWriter(stream._writer)
+
+
+class InterruptedWriter:
+    """An Arrow writer whose first batch is interrupted: as Python does it, when the call is over."""
+
+    def __init__(self, writer: Any) -> None:
+        self.write_batch, self.close = Once(writer.write_batch, after=True), writer.close
+
+
+PLACES = ("while a batch is built", "after a batch is built", "before a write", "in a write", "after a write")
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_an_interrupt_loses_no_row_and_doubles_none(
+    run: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    """What was being encoded or written is taken up by the next call, which the end of the run is too."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(3))
+        recorder.flush()
+        record_steps(recorder, range(3, 6))
+        interrupt(recorder._segment._streams["steps"], where)
+        with pytest.raises(KeyboardInterrupt):
+            recorder.flush()
+        record_steps(recorder, range(6, 8))
+        recorder.flush()
+        record_steps(recorder, range(8, 9))
+    assert [row["step"] for row in rows(run, "steps")] == list(range(9))
+    assert (run / "log" / "steps-r0-s0.arrows").read_bytes().count(b"\xff\xff\xff\xff\0\0\0\0") == 1
+    assert capsys.readouterr().err == ""
