@@ -215,7 +215,7 @@ class Recorder:
         self._segment.flush()
 
     def close(self) -> None:
-        """Log the event ``finished`` and close the run. A second call does nothing."""
+        """Log the event ``finished`` and close the run. A second call finishes one that was interrupted."""
         self._close("finished", "the run finished")
 
     def __enter__(self) -> Self:
@@ -365,6 +365,18 @@ class Recorder:
             self._finished_rows[table] = self._finished_rows.get(table, 0) + count
         self._finished_bytes += self._segment.size()
 
+    def _end(self, kind: str, message: str) -> None:
+        """Let go of the model, and tell how the run ended even where not all of it can be recorded."""
+        try:
+            self.detach()
+            if not self._gave_up:
+                self._end_windows()
+            self._segment.write_all()
+        finally:  # the rows that are there are counted, so that a reader sees what is gone
+            counts = self._segment.row_counts().items()
+            rows = {table: count for table, count in counts if table != schema.EVENTS.name}
+            self._event(kind, message, None, {"rows": rows})
+
     def _end_windows(self) -> None:
         if self._last_step is not None:
             self._segment.append(self._signals.close_windows(self._last_step, self.capture))
@@ -378,16 +390,14 @@ class Recorder:
             raise RecorderError(f"{what}: the recorder of {self.run_directory} is closed")
 
     def _close(self, kind: str, message: str) -> None:
-        if self._closed or self._segment.foreign:
+        if self._segment.is_closed or self._segment.foreign:
             return
-        self._closed = True
-        self.detach()
-        if not self._gave_up:
-            self._end_windows()
-        self._segment.write_all()  # the closing event counts what is there: a reader sees what is gone
-        rows = {table: count for table, count in self._segment.row_counts().items() if table != "events"}
-        self._event(kind, message, None, {"rows": rows})
-        self._close_segment()
+        was_closed, self._closed = self._closed, True  # by a call that was interrupted
+        try:
+            if not was_closed:
+                self._end(kind, message)
+        finally:
+            self._close_segment()
         training_seconds = self._total_step_seconds - self._total_recorder_seconds
         share = 100 * self._total_recorder_seconds / max(training_seconds, 1e-9)
         size = self._finished_bytes

@@ -59,7 +59,8 @@ class Segment:
         self._write_lock = threading.Lock()  # guards the files; taken before the other one
         self._process = os.getpid()
         self._told: set[str] = set()
-        self._closed = threading.Event()
+        self.is_closed = False
+        self._ends = threading.Event()  # stops the flusher
         self._full = threading.Event()  # wakes the flusher before its time
         self._log = run_directory / schema.LOG_DIRECTORY
         self._log.mkdir(parents=True, exist_ok=True)
@@ -199,12 +200,14 @@ class Segment:
         return {name: stream.written_row_count for name, stream in self._streams.items()}
 
     def close(self) -> None:
-        """Flush and close every file; say on stderr exactly what is missing."""
-        if self.foreign or self._closed.is_set():
+        """Flush and close every file; say on stderr how many rows of which table are missing.
+
+        After an interrupt a second call finishes it; the end of the process does if nobody else does.
+        """
+        if self.foreign or self.is_closed:
             return
-        self._closed.set()
+        self._ends.set()
         self._full.set()
-        atexit.unregister(self.close)
         self._flusher.join()
         try:
             self.write_all()
@@ -222,6 +225,8 @@ class Segment:
         lost = [f"{s.lost_row_count} of {name}" for name, s in self._streams.items() if s.lost_row_count]
         if lost:
             say(f"{self.run_directory}: rows lost: {', '.join(lost)}")
+        self.is_closed = True
+        atexit.unregister(self.close)
         self.report()
 
     def _claim(self) -> tuple[int, Stream]:
@@ -245,7 +250,7 @@ class Segment:
     def _flush_regularly(self) -> None:
         """Runs in a thread of its own until the segment is closed."""
         beat = synced = time.monotonic()
-        while not self._closed.is_set():
+        while not self._ends.is_set():
             self._full.wait(FLUSH_SECONDS / 4)
             self._full.clear()
             for table_name, stream in list(self._streams.items()):

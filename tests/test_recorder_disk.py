@@ -228,6 +228,19 @@ def test_a_directory_that_is_moved_is_not_a_deleted_one(
     assert [row["step"] for row in rows(moved, "steps")] == [0, 1, 2]
 
 
+def test_a_run_that_raises_while_closing_is_closed_all_the_same(run: Path) -> None:
+    """Its last rows can not be written: the event that ends it is there, and the flusher is gone."""
+    recorder = Recorder(run, on_error="raise", quiet=True)
+    flusher = recorder._segment._flusher
+    record_steps(recorder, range(2))
+    recorder._segment._streams["steps"].error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(RecorderError, match="No space left on device"):
+        recorder.close()
+    assert not flusher.is_alive()
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]
+    recorder.close()
+
+
 READ_ONLY = """
     import os
     from recorder import Recorder, RecorderError

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_rows import record_steps, rows
+from recorded_rows import record_steps, rows, run_program
 
 from recorder import Recorder
 from recorder.writer import Stream
@@ -87,3 +87,39 @@ def test_an_interrupt_loses_no_row_and_doubles_none(
     assert [row["step"] for row in rows(run, "steps")] == list(range(9))
     assert (run / "log" / "steps-r0-s0.arrows").read_bytes().count(b"\xff\xff\xff\xff\0\0\0\0") == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_second_close_finishes_an_interrupted_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the end of a run waits for a slow disk: the rows are there after the next call."""
+    recorder = Recorder(run, quiet=True)
+    record_steps(recorder, range(3))
+    join = Once(recorder._segment._flusher.join, after=False)
+    monkeypatch.setattr(recorder._segment._flusher, "join", join)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    assert not recorder._segment.is_closed
+    recorder.close()
+    recorder.close()
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1, 2]
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]
+
+
+INTERRUPTED_END = """
+    import sys
+    from recorder import Recorder
+    with Recorder(sys.argv[1], quiet=True) as recorder:
+        with recorder.step(0) as record:
+            record.log(loss_sum=1.0, loss_token_count=1)
+        join = recorder._segment._flusher.join
+        def interrupted_join():
+            recorder._segment._flusher.join = join
+            raise KeyboardInterrupt
+        recorder._segment._flusher.join = interrupted_join
+"""
+
+
+def test_the_end_of_the_process_finishes_an_interrupted_close(run: Path) -> None:
+    """Nobody calls close again after ``with``."""
+    assert "KeyboardInterrupt" in run_program(INTERRUPTED_END, run).stderr
+    assert [row["step"] for row in rows(run, "steps")] == [0]
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]
