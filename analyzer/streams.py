@@ -142,8 +142,9 @@ def read_stream(path: Path, contract: Table, rank: int, segment: int) -> Stream:
     batches, schema, whole_bytes = _whole_batches(path, size)
     warnings = []
     if schema is None:
-        warnings.append(f"{path}: cut: no readable header in {size} bytes; no rows read")
         schema = contract.arrow_schema()
+        if size:  # the header is written with the first rows: without a byte there were none
+            warnings.append(f"{path}: cut: no readable header in {size} bytes; no rows read")
     else:
         _check_version(path, schema)
         if tail := size - whole_bytes:

@@ -181,3 +181,11 @@ def test_the_last_line_tells_all_segments_and_the_next_command(
     assert last.startswith("recorder: 5 steps, ")
     assert " kB logged when the run ended by ValueError: out of data; " in last
     assert last.endswith(f"; see them: analyzer render {run}")
+
+
+def test_a_live_run_is_read_without_a_warning_before_its_rows_are_written(run: Path) -> None:
+    """A file is empty until then, which may take half a second: that is nothing to warn of."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(1))
+        with open_runs([run]) as run_log:
+            assert [warning for warning in run_log.warnings if "cut" in warning] == []

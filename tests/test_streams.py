@@ -63,14 +63,12 @@ def test_a_cut_tail_is_a_warning_with_the_bytes_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 5])
 def test_a_stream_without_a_whole_header_has_no_rows(tmp_path: Path, size: int) -> None:
-    """A process killed as it opened a file leaves a table without rows, and a warning."""
+    """A part of a header is a warning; a file without a byte waits for its first rows."""
     path = tmp_path / "evaluations-r0-s0.arrows"
     path.write_bytes(STREAM[:size])
     stream = read_stream(path, table("evaluations"), 0, 0)
-    assert (stream.rows.num_rows, stream.warnings) == (
-        0,
-        (f"{path}: cut: no readable header in {size} bytes; no rows read",),
-    )
+    warnings = (f"{path}: cut: no readable header in 5 bytes; no rows read",) if size else ()
+    assert (stream.rows.num_rows, stream.warnings) == (0, warnings)
 
 
 def test_a_dictionary_that_grows_between_batches_reads_back(tmp_path: Path) -> None:
