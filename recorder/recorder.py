@@ -291,6 +291,7 @@ class Recorder:
     def _step_row(self, record: StepRecord, recorder_seconds: float, step_seconds: float) -> dict[str, Value]:
         row = record.logged
         row.setdefault("weights_hash", self._signals.weights_hash)
+        row.setdefault("gradient_norm", self._signals.gradient_norm)
         if row.get("loss_token_count") and row.get("loss_sum") is not None:
             row["train_loss"] = row["loss_sum"] / row["loss_token_count"]
         row["gradient_cosine_previous"] = self._signals.gradient_cosine_previous

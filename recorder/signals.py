@@ -110,6 +110,7 @@ class StepSignals:
 
     weights_hash: int | None = None
     gradient_cosine_previous: float | None = None
+    gradient_norm: float | None = None
 
     def __init__(self, cadence: Cadence, catalogue: TensorCatalogue, kernel: Kernel) -> None:
         self.cadence = cadence
@@ -159,7 +160,7 @@ class StepSignals:
         cadence = self.cadence
         everything = not completed or _not_finite(logged)
         blocks, self._blocks = self._blocks, []
-        self.gradient_cosine_previous = None
+        self.gradient_cosine_previous = self.gradient_norm = None
         if everything or is_due(step, cadence.gradients):
             blocks += self._gradient_blocks(step, capture.gradients)
         blocks += self._activation_blocks(step, capture, places, everything)
@@ -270,6 +271,8 @@ class StepSignals:
         if arrays:
             statistics = self._gradient_statistics(step, arrays)
             blocks += _blocks(step, "gradient", names.ids, statistics, has_gradient=True)
+            if not names.missing_ids.size:  # a norm of some of them would pass for that of all
+                self.gradient_norm = _norm_of_all(statistics)
         if names.missing_ids.size:
             columns = {"step": step, "kind": "gradient", "has_gradient": False}
             blocks.append(
@@ -334,10 +337,19 @@ class StepSignals:
 
 
 _L2_NORM = Summary._fields.index("l2_norm")
+_NAN_COUNT = Summary._fields.index("nan_count")
 _MOMENTS = tuple(column.name for column in MOMENTS)
 _MOMENT_COUNT = len(_MOMENTS)
 _COUNTS = tuple(column.name for column in NONFINITE_COUNTS)
 _size = operator.attrgetter("size")
+
+
+def _norm_of_all(statistics: Array) -> float:
+    """L2 norm over all elements of the arrays: NaN or infinite where one of them is."""
+    if statistics[:, _NAN_COUNT:].any():
+        return math.nan if statistics[:, _NAN_COUNT].any() else math.inf
+    norms = statistics[:, _L2_NORM]
+    return math.sqrt(np.dot(norms, norms))
 
 
 def _blocks(

@@ -68,12 +68,13 @@ def test_an_empty_log_renders(empty_run: Path, capsys: pytest.CaptureFixture[str
 @pytest.fixture
 def closed_run(tmp_path: Path) -> Path:
     """A run of 200 steps that a real recorder closed."""
-    weights = {"w": np.ones((4, 4), np.float32)}
+    weights, random = {"w": np.ones((4, 4), np.float32)}, np.random.default_rng(0)
     with Recorder(tmp_path / "closed", quiet=True) as recorder:
         recorder.watch(weights)
         for step in range(200):
             with recorder.step(step) as record:
-                record.add_gradients({"w": weights["w"] / (1 + step)})
+                record.add_gradients({"w": random.standard_normal((4, 4), dtype=np.float32)})
+                weights["w"] += 0.001
                 record.log(loss_sum=1.0, loss_token_count=1)
             if step % 50 == 49:
                 recorder.flush()  # several batches, so that a part of them can be lost

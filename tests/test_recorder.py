@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,8 +44,41 @@ def test_each_step_has_one_row_with_what_was_logged(run: Path) -> None:
     steps = rows(run, "steps")
     assert [row["step"] for row in steps] == [0, 1, 2]
     assert steps[1]["train_loss"] == 1.5 and steps[1]["learning_rate"] == 0.5
-    assert steps[1]["gradient_norm"] is None
+    assert steps[1]["clipped_gradient_norm"] is None
     assert 0 < steps[1]["recorder_seconds"] <= steps[1]["step_seconds"]
+
+
+def gradient_norms(run: Path, gradients: list[dict[str, Any]], **logged: float) -> list[float | None]:
+    """What a recorder of two weights logs as the norm of each step's gradients."""
+    weights = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}
+    with Recorder(run, quiet=True) as recorder:
+        recorder.watch(weights)
+        for step, given in enumerate(gradients):
+            with recorder.step(step) as record:
+                record.add_gradients({name: np.array(array, np.float32) for name, array in given.items()})
+                record.log(**logged)
+    return [row["gradient_norm"] for row in rows(run, "steps")]
+
+
+def test_the_gradient_norm_is_that_of_all_gradients_unless_it_is_logged(tmp_path: Path) -> None:
+    """3, 4 and 12 make 13, exactly; what the loop says itself is not overwritten."""
+    given = {"a": [[3, 0, 0], [0, 4, 0]], "b": [0, 0, 12, 0]}
+    assert gradient_norms(tmp_path / "derived", [given]) == [13.0]
+    assert gradient_norms(tmp_path / "logged", [given], gradient_norm=1.0) == [1.0]
+
+
+def test_the_gradient_norm_is_null_where_a_gradient_is_missing_and_not_finite_where_one_is_not(
+    tmp_path: Path,
+) -> None:
+    """A norm of some would pass for the norm of all; NaN and infinity stay different."""
+    whole, a = np.ones((2, 3)), np.ones(4)
+    found = gradient_norms(
+        tmp_path / "run",
+        [{"a": whole}, {"a": whole, "b": a * np.nan}, {"a": whole * -np.inf, "b": a}, {"a": whole, "b": a}],
+    )
+    assert found[0] is None and found[1] is not None and math.isnan(found[1])
+    # ten ones: float32 sums of squares are exact, the square root rounds once
+    assert found[2:] == [math.inf, pytest.approx(math.sqrt(10), rel=1e-15)]
 
 
 def test_the_cosine_with_the_gradient_before_is_null_where_there_is_none(run: Path) -> None:
