@@ -86,7 +86,7 @@ class Manifest:
         target = run_directory / MANIFEST_FILE
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
         text = _json_text(dataclasses.asdict(self), indent=2)
-        with temporary.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -131,7 +131,8 @@ def _known_fields(cls: type, document: object) -> Any:
 
 def json_hash(document: Mapping[str, Any]) -> str:
     """Hex digest of a JSON document, independent of key order."""
-    return hashlib.blake2b(_json_text(document).encode(), digest_size=8).hexdigest()
+    text = _json_text(document).encode(errors="backslashreplace")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def _json_text(document: Mapping[str, Any], indent: int | None = None) -> str:
@@ -171,8 +172,14 @@ def environment() -> Json:
         "processor_count": os.cpu_count(),
         "packages": {name: v for name in RECORDED_PACKAGES if (v := _version(name)) is not None},
         "threads": {name: os.environ.get(name) for name in THREAD_VARIABLES},
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],  # where the program lies is nobody's business
+        "command": _command(),
     }
+
+
+def _command() -> list[str]:
+    """Where the program lies is nobody's business; a file name in another encoding is told with escapes."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return [word.encode(errors="backslashreplace").decode() for word in words]
 
 
 def _version(package: str) -> str | None:

@@ -89,7 +89,7 @@ class Recorder:
         self._evaluated: dict[tuple[int, str], int] = {}
         self._told: set[str] = set()
         self._closed = False
-        self._gave_up = False
+        self._given_up = ""  # what is not recorded any more
         self._finished_rows: dict[str, int] = {}  # of segments that are closed, by table
         self._finished_bytes = 0
         self._segment = self._open(manifest or Manifest(self.run_directory.name))
@@ -243,7 +243,7 @@ class Recorder:
         self._step_start = time.perf_counter()
         if self._last_step is not None and record.step <= self._last_step:
             self._begin_next_segment(record.step)
-            if self._gave_up:
+            if self._given_up:
                 return
         self._current = record
         self._last_step = record.step
@@ -351,8 +351,9 @@ class Recorder:
         try:
             following = Segment(self.run_directory, self.rank, self._on_error, self._fsync_seconds)
         except OSError as error:
-            self._gave_up = True  # rows of another history must not go into this segment
-            self._tell(f"everything from step {step} on, which went back", step, error)
+            # Rows of another history must not go into this segment.
+            self._given_up = f"everything from step {step} on, which went back"
+            self._tell(self._given_up, step, error)
             return
         self._close_segment()
         self._segment = following
@@ -370,7 +371,7 @@ class Recorder:
         """Let go of the model, and tell how the run ended even where not all of it can be recorded."""
         try:
             self.detach()
-            if not self._gave_up:
+            if not self._given_up:
                 self._end_windows()
             self._segment.write_all()
         finally:  # the rows that are there are counted, so that a reader sees what is gone
@@ -384,7 +385,7 @@ class Recorder:
 
     def _is_silent(self) -> bool:
         """Nothing more is recorded: in a fork of the process, or where no segment could be opened."""
-        return self._gave_up or self._segment.foreign
+        return bool(self._given_up) or self._segment.foreign
 
     def _check_open(self, what: str) -> None:
         if self._closed:
@@ -399,6 +400,8 @@ class Recorder:
                 self._end(kind, message)
         finally:
             self._close_segment()
+            if self._given_up:
+                say(f"{self.run_directory}: not recorded: {self._given_up}")
         training_seconds = self._total_step_seconds - self._total_recorder_seconds
         share = 100 * self._total_recorder_seconds / max(training_seconds, 1e-9)
         size = self._finished_bytes

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -67,7 +68,12 @@ class Segment:
         self.number, events = self._claim()
         self._streams: dict[str, Stream] = {"events": events}
         self._flusher = threading.Thread(target=self._flush_regularly, name="recorder-flush", daemon=True)
-        self._flusher.start()
+        try:
+            self._flusher.start()
+        except RuntimeError as error:  # of threads, too, there may be no more
+            events.close()
+            events.path.unlink()
+            raise OSError(errno.EAGAIN, str(error)) from error
         atexit.register(self.close)  # for a loop that never closes its recorder
 
     @property
@@ -167,7 +173,7 @@ class Segment:
         """Tell once of each stream that lost rows: an event and a line on stderr, or RecorderError."""
         for stream in list(self._streams.values()):
             if stream.error is not None:
-                which = "its rows" if isinstance(stream.error, FileNotFoundError) else "its later rows"
+                which = "its later rows" if stream.written_row_count else "its rows"
                 line = f"{stream.path}: can not write: {stream.error}; {which} are lost"
                 self._tell(f"{stream.path.name} broken", line, stream.error)
             if stream.rejection is not None:
@@ -235,14 +241,12 @@ class Segment:
         number = 1 + max((p[2] for p in parsed if p is not None and p[1] == self.rank), default=-1)
         while True:
             path = self._log / schema.stream_name("events", self.rank, number)
-            try:
-                stream = Stream(path, schema.EVENTS.stream_schema())
-            except FileExistsError:
-                number += 1  # another process was quicker
-                continue
-            if stream.error is not None:
+            stream = Stream(path, schema.EVENTS.stream_schema())
+            if stream.error is None:
+                return number, stream
+            if not isinstance(stream.error, FileExistsError):
                 raise stream.error
-            return number, stream
+            number += 1  # another process was quicker
 
     def _path(self, table_name: str) -> Path:
         return self._log / schema.stream_name(table_name, self.rank, self.number)

@@ -165,7 +165,7 @@ class Stream:
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        """Create the file. Raises FileExistsError when it is there: a stream has one writer."""
+        """Create the file. One that is there is an error like others: a stream has one writer."""
         self.path = path
         self.error: OSError | None = None
         self.rejection: str | None = None  # why a row could not become a row of Arrow
@@ -192,8 +192,6 @@ class Stream:
         self._file: io.FileIO | None = None
         try:
             self._file = path.open("xb", buffering=0)
-        except FileExistsError:
-            raise
         except OSError as error:
             self.error = error
 

@@ -241,6 +241,20 @@ def test_a_run_that_raises_while_closing_is_closed_all_the_same(run: Path) -> No
     recorder.close()
 
 
+def test_a_run_recorded_anew_in_its_place_costs_a_row_and_not_a_training(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Deleted and begun again by another process while the first still trains: both want the same file."""
+    with Recorder(run, quiet=True):
+        shutil.rmtree(run)
+        with Recorder(run, quiet=True) as second:
+            (run / "log" / "steps-r0-s0.arrows").write_bytes(b"")
+            record_steps(second, range(2))
+    told = capsys.readouterr().err
+    assert "steps-r0-s0.arrows: can not write: [Errno 17] File exists" in told
+    assert "rows lost: 2 of steps" in told
+
+
 READ_ONLY = """
     import os
     from recorder import Recorder, RecorderError

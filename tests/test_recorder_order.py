@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -38,24 +39,47 @@ def test_a_repeated_step_is_another_history(run: Path) -> None:
         assert run_log.query("SELECT count(*) AS n FROM steps_all")["n"].to_pylist() == [4]
 
 
+@pytest.mark.parametrize("what", ["files", "threads"])
 def test_a_history_without_a_segment_is_given_up(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    """A step that goes back needs new files; without them training goes on and the old rows stay alone."""
+    """A step that goes back needs files and a thread; without them training goes on, and the end tells it."""
 
     def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+        if what == "files":
+            raise OSError(errno.EMFILE, "Too many open files")
+        raise RuntimeError("can't start new thread")
 
     with Recorder(run, quiet=True) as recorder:
         record_steps(recorder, range(5))
-        monkeypatch.setattr("recorder.recorder.Segment", refuse)
-        record_steps(recorder, range(2, 8))
+        with monkeypatch.context() as patch:
+            patch.setattr(*((segment, "Stream") if what == "files" else (threading.Thread, "start")), refuse)
+            record_steps(recorder, range(2, 8))
         one = np.ones(1)
         recorder.log_evaluation(8, "validation", EvaluationLosses(one, one, one, one, one, one > 0))
     assert [row["step"] for row in rows(run, "steps")] == [0, 1, 2, 3, 4]
-    assert "everything from step 2 on, which went back failed" in capsys.readouterr().err
-    assert not (run / "log" / "evaluations-r0-s0.arrows").exists()
+    first, last = capsys.readouterr().err.splitlines()
+    assert "everything from step 2 on, which went back failed: " in first
+    assert last.endswith("not recorded: everything from step 2 on, which went back")
+    assert sorted(path.name for path in (run / "log").iterdir()) == [
+        "events-r0-s0.arrows",
+        "steps-r0-s0.arrows",
+    ]
     assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "warning", "finished"]
+
+
+def test_a_run_without_a_thread_is_refused_before_it_begins(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One clear error, and no segment that looks like a run that was killed."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RecorderError, match="can not record here: can't start new thread"):
+        Recorder(run, quiet=True)
+    assert list((run / "log").iterdir()) == []
 
 
 def test_a_refused_nested_step_leaves_the_outer_one_whole(run: Path) -> None:

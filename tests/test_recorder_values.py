@@ -317,6 +317,18 @@ def test_a_configuration_may_hold_what_json_has_no_type_for(run: Path) -> None:
         Recorder(run.with_name("other"), Manifest("other", config={(1, 2): 3}), quiet=True)
 
 
+def test_a_command_line_in_another_encoding_is_told_with_escapes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file name of another system among the arguments, or in the configuration, must not stop the run."""
+    monkeypatch.setattr("sys.argv", ["train.py", "caf\udce9"])
+    with Recorder(run, Manifest("run", config={"data": "caf\udce9"}), quiet=True):
+        pass
+    manifest = read_manifest(run)
+    assert manifest.environment["command"] == ["train.py", "caf\\udce9"]
+    assert manifest.config == {"data": "caf\udce9"}
+
+
 def test_a_row_that_is_refused_while_closing_is_raised_where_asked(run: Path) -> None:
     """The files are closed all the same, with their end-of-stream marks."""
     recorder = Recorder(run, on_error="raise", quiet=True)
