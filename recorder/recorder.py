@@ -155,7 +155,7 @@ class Recorder:
                 arrow_schema = arrow_schema.append(pa.field(name, schema.KEYED_LABEL))
         self._segment.open("examples", arrow_schema)
         if row_count := lengths.pop():
-            self._segment.append([Block("examples", row_count, values)])
+            self._append([Block("examples", row_count, values)])
 
     def log_evaluation(
         self,
@@ -200,7 +200,7 @@ class Recorder:
         if repeat == 0:
             examples = columns | {"step": step, "split": split}
             blocks.append(Block("example_losses", len(columns["example_id"]), examples))
-        self._segment.append(blocks)
+        self._append(blocks)
 
     def log_event(
         self, kind: str, message: str, *, step: int | None = None, payload: Mapping[str, Any] | None = None
@@ -271,7 +271,7 @@ class Recorder:
         seconds = self._append_seconds + self._recorder_seconds + self.capture.seconds + now - start
         step_seconds = self._append_seconds + now - self._step_start
         row = self._step_row(record, seconds, step_seconds)
-        self._segment.append([*blocks, *record.micro_batches, Block("steps", 1, row)])
+        self._append([*blocks, *record.micro_batches, Block("steps", 1, row)])
         self._append_seconds = time.perf_counter() - now
         hook_errors = self.capture.end()
         for hook, error in hook_errors:
@@ -286,7 +286,12 @@ class Recorder:
             "message": message,
             "payload": json.dumps(payload or {}, ensure_ascii=False, default=str),
         }
-        self._segment.append([Block("events", 1, row)], flush=True)
+        self._append([Block("events", 1, row)], flush=True)
+
+    def _append(self, blocks: list[Block], flush: bool = False) -> None:
+        while not (segment := self._segment).append(blocks, flush):
+            if segment is self._segment:  # else another thread has begun the next one
+                raise RecorderError(f"the recorder of {self.run_directory} is closed")
 
     def _step_row(self, record: StepRecord, recorder_seconds: float, step_seconds: float) -> dict[str, Value]:
         row = record.logged
@@ -355,17 +360,17 @@ class Recorder:
             self._given_up = f"everything from step {step} on, which went back"
             self._tell(self._given_up, step, error)
             return
-        self._close_segment()
-        self._segment = following
+        previous = self._segment
         self._catalogue.write_again()
-        self._evaluated.clear()
+        self._segment, self._evaluated = following, {}  # first: other threads go on logging meanwhile
         self._log_segment_start(step)
+        self._close_segment(previous)
 
-    def _close_segment(self) -> None:
-        self._segment.close()
-        for table, count in self._segment.row_counts().items():
+    def _close_segment(self, segment: Segment) -> None:
+        segment.close()
+        for table, count in segment.row_counts().items():
             self._finished_rows[table] = self._finished_rows.get(table, 0) + count
-        self._finished_bytes += self._segment.size()
+        self._finished_bytes += segment.size()
 
     def _end(self, kind: str, message: str) -> None:
         """Let go of the model, and tell how the run ended even where not all of it can be recorded."""
@@ -381,7 +386,7 @@ class Recorder:
 
     def _end_windows(self) -> None:
         if self._last_step is not None:
-            self._segment.append(self._signals.close_windows(self._last_step, self.capture))
+            self._append(self._signals.close_windows(self._last_step, self.capture))
 
     def _is_silent(self) -> bool:
         """Nothing more is recorded: in a fork of the process, or where no segment could be opened."""
@@ -399,7 +404,7 @@ class Recorder:
             if not was_closed:
                 self._end(kind, message)
         finally:
-            self._close_segment()
+            self._close_segment(self._segment)
             if self._given_up:
                 say(f"{self.run_directory}: not recorded: {self._given_up}")
         training_seconds = self._total_step_seconds - self._total_recorder_seconds

@@ -93,12 +93,17 @@ class Segment:
             self._streams[table_name] = Stream(self._path(table_name), arrow_schema)
         self.report()
 
-    def append(self, blocks: Iterable[Block], flush: bool = False) -> None:
-        """Append rows; with ``flush`` they reach the operating system before this returns."""
+    def append(self, blocks: Iterable[Block], flush: bool = False) -> bool:
+        """Append rows; with ``flush`` they reach the operating system before this returns.
+
+        False when the segment ends or has ended: the rows belong into the next one.
+        """
         if self.foreign:
-            return
+            return True
         touched = {}  # in the order of the rows
         with self._lock:
+            if self._ends.is_set():
+                return False
             for block in blocks:
                 stream = self._streams.get(block.table)
                 if stream is None:
@@ -112,6 +117,7 @@ class Segment:
         else:
             self._encode_one_of(touched)
         self.report()
+        return True
 
     def write(self, table_name: str) -> None:
         """Write what waits in a stream; rows that come meanwhile wait for the next time."""
@@ -212,7 +218,8 @@ class Segment:
         """
         if self.foreign or self.is_closed:
             return
-        self._ends.set()
+        with self._lock:  # from now on no row comes
+            self._ends.set()
         self._full.set()
         self._flusher.join()
         try:

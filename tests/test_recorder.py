@@ -96,9 +96,9 @@ def test_the_recorders_own_time_counts_what_a_row_cost_after_it_was_made(
     """A row can not tell how long its own append took; the next one does."""
     append = Segment.append
 
-    def slow_append(segment: Segment, blocks: Iterable[Block], flush: bool = False) -> None:
+    def slow_append(segment: Segment, blocks: Iterable[Block], flush: bool = False) -> bool:
         time.sleep(0.0 if flush else 0.02)
-        append(segment, blocks, flush)
+        return append(segment, blocks, flush)
 
     monkeypatch.setattr(Segment, "append", slow_append)
     train(run, range(2))

@@ -1,6 +1,7 @@
 """Threads beside the training loop: one drives the steps, any may log events and evaluations."""
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,41 @@ def test_evaluations_may_come_from_another_thread(run: Path) -> None:
     assert all(row["loss_sum"] == count * row["step"] for row in evaluations)
     losses = rows(run, "example_losses")
     assert len(losses) == 2 * 30 * count and all(row["loss_sum"] == row["step"] for row in losses)
+
+
+def test_rows_of_other_threads_survive_a_new_segment(run: Path) -> None:
+    """An evaluation beside a loop that goes back again and again: each row is in one segment or the next."""
+    counts = {"events": 0, "evaluations": 0}
+    ends = threading.Event()
+    one = np.ones(1)
+
+    def log_events() -> None:
+        while not ends.is_set():
+            recorder.log_event("note", "", step=counts["events"])
+            counts["events"] += 1
+
+    def evaluate() -> None:
+        while not ends.is_set():
+            losses = EvaluationLosses(one, one, one, one, one, one > 0)
+            recorder.log_evaluation(counts["evaluations"], "train", losses)
+            counts["evaluations"] += 1
+
+    with Recorder(run, quiet=True) as recorder:
+        threads = [threading.Thread(target=work) for work in (log_events, evaluate)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            record_steps(recorder, range(2))
+            time.sleep(0.01)
+        ends.set()
+        for thread in threads:
+            thread.join()
+    found: dict[str, list[int]] = {"events": [], "evaluations": []}
+    for path in (run / "log").iterdir():
+        table, _, number = path.stem.split("-")
+        if table in found:
+            of_segment = rows(run, table, segment=int(number[1:]))
+            found[table] += [row["step"] for row in of_segment if row.get("kind", "note") == "note"]
+    assert {table: sorted(steps) for table, steps in found.items()} == {
+        table: list(range(count)) for table, count in counts.items()
+    }
