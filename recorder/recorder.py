@@ -205,7 +205,10 @@ class Recorder:
     def log_event(
         self, kind: str, message: str, *, step: int | None = None, payload: Mapping[str, Any] | None = None
     ) -> None:
-        """Record that something happened; it reaches the operating system before this returns."""
+        """Record that something happened; it reaches the operating system before this returns.
+
+        From a signal handler that interrupts the recorder itself, within a second.
+        """
         self._check_open(f"event {kind}")
         _check_texts(f"event {kind}", kind=kind, message=message)
         self._event(kind, message, step, payload)
@@ -368,6 +371,8 @@ class Recorder:
 
     def _close_segment(self, segment: Segment) -> None:
         segment.close()
+        if not segment.is_closed:
+            return
         for table, count in segment.row_counts().items():
             self._finished_rows[table] = self._finished_rows.get(table, 0) + count
         self._finished_bytes += segment.size()
@@ -405,8 +410,10 @@ class Recorder:
                 self._end(kind, message)
         finally:
             self._close_segment(self._segment)
-            if self._given_up:
-                say(f"{self.run_directory}: not recorded: {self._given_up}")
+        if not self._segment.is_closed:  # this is a signal handler in the middle of an append
+            return
+        if self._given_up:
+            say(f"{self.run_directory}: not recorded: {self._given_up}")
         training_seconds = self._total_step_seconds - self._total_recorder_seconds
         share = 100 * self._total_recorder_seconds / max(training_seconds, 1e-9)
         size = self._finished_bytes

@@ -56,8 +56,8 @@ class Segment:
         self.rank = rank
         self._on_error = on_error
         self._fsync_seconds = fsync_seconds
-        self._lock = threading.Lock()  # guards what waits: held for a moment only
-        self._write_lock = threading.Lock()  # guards the files; taken before the other one
+        self._lock = threading.RLock()  # guards what waits: held for a moment only
+        self._write_lock = threading.RLock()  # guards the files; taken before the other one
         self._process = os.getpid()
         self._told: set[str] = set()
         self.is_closed = False
@@ -100,6 +100,7 @@ class Segment:
         """
         if self.foreign:
             return True
+        interrupts = self._is_interrupted()
         touched = {}  # in the order of the rows
         with self._lock:
             if self._ends.is_set():
@@ -111,6 +112,8 @@ class Segment:
                     stream = self._streams[block.table] = Stream(self._path(block.table), arrow_schema)
                 stream.append(block)
                 touched[block.table] = stream
+        if interrupts:
+            return True
         if flush:
             for table_name in touched:
                 self.write(table_name)
@@ -121,9 +124,18 @@ class Segment:
 
     def write(self, table_name: str) -> None:
         """Write what waits in a stream; rows that come meanwhile wait for the next time."""
+        if self._is_interrupted():
+            return
         with self._write_lock:
             self._encode(table_name)
             self._write_encoded(table_name)
+
+    def _is_interrupted(self) -> bool:
+        """A signal handler is running, in the middle of its own thread's work on these streams.
+
+        It may let rows wait, which the flusher writes soon. To write them it would have to wait for itself.
+        """
+        return bool(self._lock._is_owned() or self._write_lock._is_owned())  # type: ignore[attr-defined]
 
     def _with_parts(self, table_name: str) -> list[Stream]:
         """A stream, after those that hold parts of its rows.
@@ -214,9 +226,10 @@ class Segment:
     def close(self) -> None:
         """Flush and close every file; say on stderr how many rows of which table are missing.
 
-        After an interrupt a second call finishes it; the end of the process does if nobody else does.
+        After an interrupt, or from a signal handler that interrupts an append, a second call finishes it; the
+        end of the process does if nobody else does.
         """
-        if self.foreign or self.is_closed:
+        if self.foreign or self.is_closed or self._is_interrupted():
             return
         with self._lock:  # from now on no row comes
             self._ends.set()

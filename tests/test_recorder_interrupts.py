@@ -1,5 +1,7 @@
 """Ctrl-C and signal handlers: whatever call they come after, no row is lost, doubled or torn."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,4 +124,48 @@ def test_the_end_of_the_process_finishes_an_interrupted_close(run: Path) -> None
     """Nobody calls close again after ``with``."""
     assert "KeyboardInterrupt" in run_program(INTERRUPTED_END, run).stderr
     assert [row["step"] for row in rows(run, "steps")] == [0]
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]
+
+
+@pytest.mark.parametrize("method", ["append", "_batch"])
+def test_a_signal_handler_may_log_an_event_at_any_moment(run: Path, method: str) -> None:
+    """In the middle of an append or an encoding of its own thread: the event waits, nobody else does."""
+    with Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(1))
+        recorder.flush()
+        steps, events = (recorder._segment._streams[name] for name in ("steps", "events"))
+        interrupted = getattr(steps, method)
+
+        def handle_a_signal(*arguments: Any) -> Any:
+            setattr(steps, method, interrupted)
+            recorder.log_event("preempted", "SIGTERM")
+            return interrupted(*arguments)
+
+        setattr(steps, method, handle_a_signal)
+        record_steps(recorder, range(1, 2))
+        recorder.flush()
+        record_steps(recorder, range(2, 3))
+        deadline = time.monotonic() + 10
+        while events.written_row_count < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert events.written_row_count == 2
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1, 2]
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "preempted", "finished"]
+
+
+def test_a_signal_handler_that_closes_leaves_it_to_the_end_of_the_run(run: Path) -> None:
+    """It ends the process next; the rows that were being encoded are there all the same."""
+    with pytest.raises(SystemExit), Recorder(run, quiet=True) as recorder:
+        record_steps(recorder, range(2))
+        steps = recorder._segment._streams["steps"]
+        interrupted = steps._batch
+
+        def handle_a_signal(*arguments: Any) -> Any:
+            steps._batch = interrupted  # type: ignore[method-assign]
+            recorder.close()
+            sys.exit()
+
+        steps._batch = handle_a_signal  # type: ignore[method-assign]
+        recorder.flush()
+    assert [row["step"] for row in rows(run, "steps")] == [0, 1]
     assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]

@@ -1,10 +1,13 @@
 """Steps that come again, go back, nest or follow each other fast, and the end of a run."""
 
+import contextlib
 import errno
 import json
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,12 +158,30 @@ def test_the_thread_that_appends_makes_the_record_batch_and_the_flusher_writes_i
         assert stream.written_row_count == 1
 
 
+@contextlib.contextmanager
+def held_by_another_thread(lock: Any) -> Iterator[None]:
+    """Nobody else gets the lock meanwhile."""
+    is_held, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            ends.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    yield
+    ends.set()
+    thread.join()
+
+
 def test_an_append_does_not_wait_for_a_disk(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the flusher writes, rows that are due go on waiting, and the next append takes them."""
     monkeypatch.setattr(segment, "ENCODE_SECONDS", 0.0)
     with Recorder(run, quiet=True) as recorder:
         monkeypatch.setattr(segment, "FLUSH_SECONDS", 60.0)
-        with recorder._segment._write_lock:  # as the flusher holds it during a write
+        with held_by_another_thread(recorder._segment._write_lock):  # as the flusher holds it during a write
             recorder._segment.append([Block("steps", 1, {"step": 0})])
             assert recorder._segment._streams["steps"].waiting_row_count == 1
         recorder._segment.append([Block("steps", 1, {"step": 1})])
