@@ -248,14 +248,14 @@ class Recorder:
             self._begin_next_segment(record.step)
             if self._given_up:
                 return
-        self._current = record
-        self._last_step = record.step
-        self.capture.begin(record.step, self._signals.due_in_hooks(record.step))
         try:
             self._signals.before_update(record.step)
         except Exception as failure:  # whatever it is: the training must go on
             self._tell("weights", record.step, failure)
+        self.capture.begin(record.step, self._signals.due_in_hooks(record.step))
+        self._last_step = record.step
         self._recorder_seconds = time.perf_counter() - self._step_start
+        self._current = record  # last: a step that did not begin, after an interrupt, can not end either
 
     def end_step(self, record: StepRecord, *, completed: bool) -> None:
         """Summarise and append the step's rows; called at the end of ``with recorder.step(step)``."""
@@ -263,23 +263,28 @@ class Recorder:
             return
         start = time.perf_counter()
         self._current = None
-        blocks: list[Block] = []
         try:
-            blocks = self._signals.after_update(
-                record.step, record.logged, self.capture, self._places, completed
-            )
-        except Exception as failure:
-            self._tell("statistics", record.step, failure)
-        now = time.perf_counter()  # letting go of the step's arrays below is the training's own work
-        seconds = self._append_seconds + self._recorder_seconds + self.capture.seconds + now - start
-        step_seconds = self._append_seconds + now - self._step_start
-        row = self._step_row(record, seconds, step_seconds)
-        self._append([*blocks, *record.micro_batches, Block("steps", 1, row)])
-        self._append_seconds = time.perf_counter() - now
-        hook_errors = self.capture.end()
+            blocks = self._blocks_after_update(record, completed)
+            now = time.perf_counter()  # letting go of the step's arrays below is the training's own work
+            seconds = self._append_seconds + self._recorder_seconds + self.capture.seconds + now - start
+            step_seconds = self._append_seconds + now - self._step_start
+            row = self._step_row(record, seconds, step_seconds)
+            self._append([*blocks, *record.micro_batches, Block("steps", 1, row)])
+            self._append_seconds = time.perf_counter() - now
+        finally:  # whatever comes in between, the next step must not find this one's arrays
+            hook_errors = self.capture.end()
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
         self._account(record.step, seconds, step_seconds)
+
+    def _blocks_after_update(self, record: StepRecord, completed: bool) -> list[Block]:
+        try:
+            return self._signals.after_update(
+                record.step, record.logged, self.capture, self._places, completed
+            )
+        except Exception as failure:  # whatever it is: the training must go on
+            self._tell("statistics", record.step, failure)
+            return []
 
     def _event(self, kind: str, message: str, step: int | None, payload: Mapping[str, Any] | None) -> None:
         row = {

@@ -138,14 +138,15 @@ class StepSignals:
         """Take weights, their hashes and, for the update, a copy."""
         cadence, weights = self.cadence, self._catalogue.weights
         self._blocks = []
+        self._has_weights_before = False
         self.weights_hash = None
         due = any(is_due(step, every) for every in (cadence.weights, cadence.spectral_norms, cadence.hashes))
         if due or not all_finite(list(weights.values()), self._kernel):
             self._blocks += self._weight_blocks(step)
-        self._has_weights_before = bool(weights) and is_due(step, cadence.updates)
-        if self._has_weights_before:
+        if weights and is_due(step, cadence.updates):
             flat = [weight.ravel() for weight in weights.values()]
             self._weights_before = _end_to_end(flat, self._weights_before)
+            self._has_weights_before = True
 
     @np.errstate(all="ignore")
     def after_update(

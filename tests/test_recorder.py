@@ -17,7 +17,7 @@ from recorder.kernel import KERNEL_VARIABLE, best_kernel
 from recorder.manifest import read_manifest
 from recorder.schema import STREAMS
 from recorder.segment import Segment
-from recorder.statistics import combined_hash, content_hash
+from recorder.statistics import SpectralNorm, combined_hash, content_hash
 from recorder.writer import Block, Matrix
 
 
@@ -181,6 +181,28 @@ def test_weights_are_those_before_the_update_and_update_is_the_difference(run: P
     assert tensors[1, "weight", 0]["mean"] == 0.5
     assert tensors[1, "update", 0]["mean"] == -1.0
     assert tensors[1, "gradient", 1]["has_gradient"] is True
+
+
+def test_an_update_is_never_the_difference_to_another_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the weights before it could not be taken, there is no update to tell of."""
+    weight = np.zeros((2, 2), np.float32)
+    estimate = SpectralNorm.estimate
+
+    def fail_once(self: SpectralNorm, matrix: np.ndarray) -> float:
+        if weight[0, 0] == 1:
+            raise np.linalg.LinAlgError("did not converge")
+        return estimate(self, matrix)
+
+    monkeypatch.setattr(SpectralNorm, "estimate", fail_once)
+    with Recorder(run, cadence=Cadence(gradients=0, updates=1, spectral_norms=1), quiet=True) as recorder:
+        recorder.watch({"w": weight})
+        for step in range(3):
+            with recorder.step(step):
+                weight += 1
+    updates = [(row["step"], row["mean"]) for row in rows(run, "tensors") if row["kind"] == "update"]
+    assert updates == [(0, 1.0), (2, 1.0)]
 
 
 def test_a_gradient_that_never_arrived_is_not_a_zero(run: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recorded_rows import record_steps, rows, run_program
 
@@ -89,6 +90,21 @@ def test_an_interrupt_loses_no_row_and_doubles_none(
     assert [row["step"] for row in rows(run, "steps")] == list(range(9))
     assert (run / "log" / "steps-r0-s0.arrows").read_bytes().count(b"\xff\xff\xff\xff\0\0\0\0") == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["before_update", "after_update"])
+def test_a_loop_that_catches_an_interrupt_may_step_on(run: Path, method: str) -> None:
+    """Ctrl-C at the beginning of a step, or at its end, leaves no step open and no array of it behind."""
+    with Recorder(run, quiet=True) as recorder:
+        recorder.watch({"w": np.ones(2, np.float32)})
+        setattr(recorder._signals, method, Once(getattr(recorder._signals, method), after=False))
+        with pytest.raises(KeyboardInterrupt), recorder.step(0) as record:
+            record.add_gradients({"w": np.ones(2, np.float32)})
+        assert not recorder.capture.recording and not recorder.capture.gradients
+        record_steps(recorder, range(1, 3))
+    assert [row["step"] for row in rows(run, "steps")] == [1, 2]
+    gradients = [row for row in rows(run, "tensors") if row["kind"] == "gradient"]
+    assert [row["has_gradient"] for row in gradients] == [False, False]
 
 
 def test_a_second_close_finishes_an_interrupted_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
