@@ -2,7 +2,7 @@
 
 A flusher thread hands rows to the operating system, so that a disk delays no step, a long step delays nothing
 and a killed process loses less than a second of rows. It also touches the events stream, whose age is the
-heartbeat of a live run, and asks the disk for durability every ``fsync_seconds``.
+heartbeat of a live run. Another thread asks the disk for durability every ``fsync_seconds``.
 
 The thread that appends encodes them, one stream at a time: a flusher that did it in the middle of a step
 would keep the interpreter from the training, up to the 5 ms of ``sys.getswitchinterval`` at a time. It does
@@ -61,16 +61,26 @@ class Segment:
         self._process = os.getpid()
         self._told: set[str] = set()
         self.is_closed = False
-        self._ends = threading.Event()  # stops the flusher
+        self._ends = threading.Event()  # stops the threads
         self._full = threading.Event()  # wakes the flusher before its time
         self._log = run_directory / schema.LOG_DIRECTORY
         self._log.mkdir(parents=True, exist_ok=True)
         self.number, events = self._claim()
         self._streams: dict[str, Stream] = {"events": events}
-        self._flusher = threading.Thread(target=self._flush_regularly, name="recorder-flush", daemon=True)
+        works = {"recorder-flush": self._flush_regularly}
+        if fsync_seconds:
+            works["recorder-sync"] = self._sync_regularly
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()
+        ]
         try:
-            self._flusher.start()
+            for thread in self._threads:
+                thread.start()
         except RuntimeError as error:  # of threads, too, there may be no more
+            self._ends.set()
+            for thread in self._threads:
+                if thread.is_alive():
+                    thread.join()
             events.close()
             events.path.unlink()
             raise OSError(errno.EAGAIN, str(error)) from error
@@ -234,7 +244,8 @@ class Segment:
         with self._lock:  # from now on no row comes
             self._ends.set()
         self._full.set()
-        self._flusher.join()
+        for thread in self._threads:
+            thread.join()
         try:
             self.write_all()
             self._notice_deletions()
@@ -273,7 +284,7 @@ class Segment:
 
     def _flush_regularly(self) -> None:
         """Runs in a thread of its own until the segment is closed."""
-        beat = synced = time.monotonic()
+        beat = time.monotonic()
         while not self._ends.is_set():
             self._full.wait(FLUSH_SECONDS / 4)
             self._full.clear()
@@ -288,9 +299,11 @@ class Segment:
                 beat = now
                 self._streams["events"].touch()
                 self._notice_deletions()
-            if self._fsync_seconds and now - synced > self._fsync_seconds:
-                synced = now
-                self._sync()
+
+    def _sync_regularly(self) -> None:
+        """Runs in another thread: a busy disk takes seconds for it, in which rows must not wait."""
+        while not self._ends.wait(min(self._fsync_seconds, threading.TIMEOUT_MAX)):
+            self._sync()
 
     def _notice_deletions(self) -> None:
         with self._write_lock:

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -231,12 +232,12 @@ def test_a_directory_that_is_moved_is_not_a_deleted_one(
 def test_a_run_that_raises_while_closing_is_closed_all_the_same(run: Path) -> None:
     """Its last rows can not be written: the event that ends it is there, and the flusher is gone."""
     recorder = Recorder(run, on_error="raise", quiet=True)
-    flusher = recorder._segment._flusher
+    threads = recorder._segment._threads
     record_steps(recorder, range(2))
     recorder._segment._streams["steps"].error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(RecorderError, match="No space left on device"):
         recorder.close()
-    assert not flusher.is_alive()
+    assert not any(thread.is_alive() for thread in threads)
     assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "finished"]
     recorder.close()
 
@@ -253,6 +254,26 @@ def test_a_run_recorded_anew_in_its_place_costs_a_row_and_not_a_training(
     told = capsys.readouterr().err
     assert "steps-r0-s0.arrows: can not write: [Errno 17] File exists" in told
     assert "rows lost: 2 of steps" in told
+
+
+def test_rows_do_not_wait_for_a_disk_that_is_slow_to_sync(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the operating system meanwhile, as a kill may come meanwhile."""
+    begins, ends = threading.Event(), threading.Event()
+
+    def slow_fsync(_: int) -> None:
+        begins.set()
+        ends.wait(10)
+
+    monkeypatch.setattr(segment, "FLUSH_SECONDS", 0.05)
+    with Recorder(run, quiet=True, fsync_seconds=0.01) as recorder:
+        monkeypatch.setattr(os, "fsync", slow_fsync)  # the manifest is there
+        assert begins.wait(10)
+        record_steps(recorder, range(1))
+        deadline = time.monotonic() + 5
+        while not recorder._segment._streams["steps"].written_row_count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert recorder._segment._streams["steps"].written_row_count == 1
+        ends.set()
 
 
 READ_ONLY = """

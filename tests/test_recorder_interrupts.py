@@ -111,8 +111,8 @@ def test_a_second_close_finishes_an_interrupted_one(run: Path, monkeypatch: pyte
     """Ctrl-C while the end of a run waits for a slow disk: the rows are there after the next call."""
     recorder = Recorder(run, quiet=True)
     record_steps(recorder, range(3))
-    join = Once(recorder._segment._flusher.join, after=False)
-    monkeypatch.setattr(recorder._segment._flusher, "join", join)
+    flusher = recorder._segment._threads[0]
+    monkeypatch.setattr(flusher, "join", Once(flusher.join, after=False))
     with pytest.raises(KeyboardInterrupt):
         recorder.close()
     assert not recorder._segment.is_closed
@@ -128,11 +128,12 @@ INTERRUPTED_END = """
     with Recorder(sys.argv[1], quiet=True) as recorder:
         with recorder.step(0) as record:
             record.log(loss_sum=1.0, loss_token_count=1)
-        join = recorder._segment._flusher.join
+        flusher = recorder._segment._threads[0]
+        join = flusher.join
         def interrupted_join():
-            recorder._segment._flusher.join = join
+            flusher.join = join
             raise KeyboardInterrupt
-        recorder._segment._flusher.join = interrupted_join
+        flusher.join = interrupted_join
 """
 
 
