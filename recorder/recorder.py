@@ -31,7 +31,7 @@ from recorder.kernel import best_kernel
 from recorder.manifest import Manifest, environment
 from recorder.segment import OnError, Segment, say
 from recorder.signals import StepSignals, TensorCatalogue
-from recorder.step_record import EvaluationLosses, StepRecord, column_array
+from recorder.step_record import EvaluationLosses, StepRecord, column_array, whole_step
 from recorder.writer import Block, Value
 
 
@@ -137,7 +137,7 @@ class Recorder:
 
     def step(self, step: int) -> StepRecord:
         """Context of one optimizer step, entered while the weights are w_step, left after the update."""
-        return StepRecord(self, step)
+        return StepRecord(self, whole_step(step))
 
     def log_examples(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Write the table of examples once: example_id, split, content_hash, and label columns of text."""
@@ -178,6 +178,7 @@ class Recorder:
         if self._is_silent():
             return
         _check_texts(what, split=split)
+        step = whole_step(step)
         types = {column.name: column.type for column in schema.EXAMPLE_LOSSES.columns}
         columns = {
             name: column_array(f"{what}: {name}", column, types[name])
@@ -211,7 +212,7 @@ class Recorder:
         """
         self._check_open(f"event {kind}")
         _check_texts(f"event {kind}", kind=kind, message=message)
-        self._event(kind, message, step, payload)
+        self._event(kind, message, None if step is None else whole_step(step), payload)
 
     def flush(self) -> None:
         """Hand every waiting row to the operating system, for example before a checkpoint is published."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -62,10 +61,7 @@ class StepRecord:
                 f"step {self.step}: no column {', '.join(sorted(unknown))} in table steps; "
                 f"expected some of {', '.join(sorted(LOGGED_COLUMNS))}"
             )
-        for name, value in columns.items():
-            if type(value) is not _USUAL_TYPE[name] and value is not None:
-                columns[name] = _converted(self.step, name, value)
-        self.logged.update(columns)
+        self.logged.update(_checked(self.step, columns))
 
     def add_gradients(self, gradients: Mapping[str, Array]) -> None:
         """Give the finished gradients by parameter name, for a loop whose model has no hooks."""
@@ -78,7 +74,8 @@ class StepRecord:
     def log_micro_batch(self, *, loss_sum: float, loss_token_count: int, gradient_norm: float) -> None:
         """Record one micro-batch of an accumulated step: nats, tokens, and the norm of its own gradient."""
         row: dict[str, Value] = {"step": self.step, "micro": len(self.micro_batches)}
-        row |= {"loss_sum": loss_sum, "loss_token_count": loss_token_count, "gradient_norm": gradient_norm}
+        logged = {"loss_sum": loss_sum, "loss_token_count": loss_token_count, "gradient_norm": gradient_norm}
+        row |= _checked(self.step, logged)
         self.micro_batches.append(Block("micro_batches", 1, row))
 
     def __enter__(self) -> Self:
@@ -123,19 +120,38 @@ def column_array(what: str, column: Sequence[Any], arrow_type: pa.DataType) -> N
     return values
 
 
-def _converted(step: int, name: str, value: Value) -> float | int | bool:
-    """The number in the column's own type. Raises RecorderError for what would lose its meaning there.
+def whole_step(step: Any) -> int:
+    """The number of a step as Python's own. Raises RecorderError for anything else, such as 1.5."""
+    number = step if type(step) is int else _number(step, int)
+    if number is None:
+        raise RecorderError(f"step={step!r}: expected a whole number")
+    return int(number)
+
+
+def _checked(step: int, columns: dict[str, Value]) -> dict[str, Value]:
+    """The columns, numbers in their own types. Raises RecorderError for what would lose its meaning there.
 
     A wrong value must be told where it is logged: later, between other rows, nobody could say whose it was.
     """
-    usual = _USUAL_TYPE[name]
+    for name, value in columns.items():
+        usual = _USUAL_TYPE[name]
+        if type(value) is not usual and value is not None:
+            columns[name] = number = _number(value, usual)
+            if number is None:
+                expected = {float: "a number", int: "a whole number", bool: "true or false"}[usual]
+                raise RecorderError(
+                    f"step {step}: {name}={value!r}: expected {expected}, or None when it was not measured"
+                )
+    return columns
+
+
+def _number(value: Any, usual: type) -> float | int | bool | None:
+    """The value as that type; None when it would be another one there."""
     plain = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
-    if isinstance(plain, bool | int | float):
-        whole = isinstance(plain, int) or (math.isfinite(plain) and plain.is_integer())
-        if usual is float or (usual is bool and plain in (0, 1)) or (usual is int and whole):
-            number: float | int | bool = usual(plain)
-            return number
-    expected = {float: "a number", int: "a whole number", bool: "true or false"}[usual]
-    raise RecorderError(
-        f"step {step}: {name}={value!r}: expected {expected}, or None when it was not measured"
-    )
+    if not isinstance(plain, bool | int | float):
+        return None
+    is_whole = isinstance(plain, int) or (plain.is_integer() and abs(plain) <= _LARGEST_EXACT)
+    if usual is float or (usual is bool and plain in (0, 1)) or (usual is int and is_whole):
+        number: float | int | bool = usual(plain)
+        return number
+    return None

@@ -26,6 +26,7 @@ from recorder.writer import Block
         ("epoch", 1.5),
         ("epoch", float("nan")),
         ("training_mode", 2),
+        ("batch_hash", 2.0**60),
     ],
 )
 def test_a_value_of_another_kind_is_told_where_it_is_logged(run: Path, column: str, value: Any) -> None:
@@ -38,6 +39,32 @@ def test_a_value_of_another_kind_is_told_where_it_is_logged(run: Path, column: s
                     with pytest.raises(RecorderError, match=f"step 1: {column}=.*expected"):
                         record.log(**{column: value})
     assert [row["train_loss"] for row in rows(run, "steps")] == [1.0] * 3
+
+
+def test_a_micro_batch_of_other_values_is_told_where_it_is_logged(run: Path) -> None:
+    """As a step's own columns are: 3.7 tokens used to become 3."""
+    with Recorder(run, quiet=True) as recorder, recorder.step(0) as record:
+        record.log_micro_batch(loss_sum=np.float32(1.5), loss_token_count=3.0, gradient_norm=1)
+        with pytest.raises(RecorderError, match=r"step 0: loss_token_count=3.7: expected a whole number"):
+            record.log_micro_batch(loss_sum=1.0, loss_token_count=3.7, gradient_norm=1.0)
+    micro_batches = [(row["micro"], row["loss_token_count"]) for row in rows(run, "micro_batches")]
+    assert micro_batches == [(0, 3)]
+
+
+@pytest.mark.parametrize("step", [1.5, "1", None, math.nan, [1, 2]])
+def test_a_step_that_is_no_whole_number_is_refused(run: Path, step: Any) -> None:
+    """Before anything of it is recorded; NumPy's whole numbers are whole numbers."""
+    with Recorder(run, quiet=True) as recorder:
+        with pytest.raises(RecorderError, match=r"step=.*: expected a whole number"):
+            recorder.step(step)
+        with pytest.raises(RecorderError, match=r"step=.*: expected a whole number"):
+            recorder.log_evaluation(step, "train", evaluation(1, [True]))
+        if step is not None:
+            with pytest.raises(RecorderError, match=r"step=.*: expected a whole number"):
+                recorder.log_event("note", "", step=step)
+        with recorder.step(np.int64(3)):
+            pass
+    assert [row["step"] for row in rows(run, "steps")] == [3]
 
 
 def test_numbers_of_any_library_are_numbers(run: Path) -> None:
