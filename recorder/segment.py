@@ -207,6 +207,9 @@ class Segment:
             if stream.rejection is not None:
                 line = f"{stream.path}: rows are lost that their columns can not hold: {stream.rejection}"
                 self._tell(f"{stream.path.name} rejected", line, None)
+            if stream.is_overfull:
+                line = f"{stream.path}: the disk takes no rows: those that come while many wait are lost"
+                self._tell(f"{stream.path.name} overfull", line, None)
 
     def _tell(self, what: str, line: str, error: Exception | None) -> None:
         if what in self._told:
@@ -218,11 +221,10 @@ class Segment:
         self.warn(line)
 
     def warn(self, message: str) -> None:
-        """Record a warning event, as long as events can be written."""
+        """Record a warning event, as long as events can be written; it does not wait for the disk."""
         row = {"wall_time": time.time_ns() // 1000, "kind": "warning", "message": message, "payload": "{}"}
         with self._lock:
             self._streams["events"].append(Block("events", 1, row))
-        self.write("events")
 
     def size(self) -> int:
         """Bytes of the segment's files."""

@@ -26,6 +26,12 @@ Value = Any
 """What a column takes: a number, bool or str; None for "not measured"; or one array of them per block."""
 
 
+MOST_HELD_ROWS = 1 << 19
+"""Of one table, in memory while the disk hangs: some tens of MB."""
+ROWS_OF_A_BLOCK = 16
+"""As many take the memory that a block takes beside its rows."""
+
+
 class Matrix(NamedTuple):
     """Several number columns of a block at once: one small copy each time instead of one per column."""
 
@@ -169,6 +175,7 @@ class Stream:
         self.path = path
         self.error: OSError | None = None
         self.rejection: str | None = None  # why a row could not become a row of Arrow
+        self.is_overfull = False
         self.lost_row_count = 0
         self.written_row_count = 0
         self.waiting_row_count = 0
@@ -207,6 +214,10 @@ class Stream:
         if block.matrix is not None and block.matrix.names is not self._matrix_names:
             self._accept(block.matrix.names)
         if self.error is not None:
+            self.lost_row_count += block.row_count
+            return
+        if self.waiting_row_count + ROWS_OF_A_BLOCK * len(self._waiting) > MOST_HELD_ROWS:
+            self.is_overfull = True
             self.lost_row_count += block.row_count
             return
         if not self._waiting:

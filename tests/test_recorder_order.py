@@ -14,7 +14,7 @@ import pytest
 from recorded_rows import record_steps, rows
 
 from analyzer.run_log import open_runs
-from recorder import EvaluationLosses, Recorder, RecorderError, segment
+from recorder import EvaluationLosses, Recorder, RecorderError, segment, writer
 from recorder.writer import Block
 
 
@@ -187,6 +187,24 @@ def test_an_append_does_not_wait_for_a_disk(run: Path, monkeypatch: pytest.Monke
         recorder._segment.append([Block("steps", 1, {"step": 1})])
         assert recorder._segment._streams["steps"].waiting_row_count == 0
     assert [row["step"] for row in rows(run, "steps")] == [0, 1]
+
+
+def test_a_write_that_hangs_does_not_fill_the_memory(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of many waiting rows the last ones are lost, which is told at once and counted; training goes on."""
+    monkeypatch.setattr(writer, "MOST_HELD_ROWS", 10 * (1 + writer.ROWS_OF_A_BLOCK))
+    with Recorder(run, quiet=True) as recorder:
+        recorder.flush()
+        with held_by_another_thread(recorder._segment._write_lock):
+            record_steps(recorder, range(20))
+            told = capsys.readouterr().err
+        recorder.flush()
+        record_steps(recorder, range(20, 22))
+    assert "steps-r0-s0.arrows: the disk takes no rows" in told and "training goes on" in told
+    assert [row["step"] for row in rows(run, "steps")] == [*range(11), 20, 21]
+    assert capsys.readouterr().err.endswith("rows lost: 9 of steps\n")
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "warning", "finished"]
 
 
 def test_the_budget_slows_the_cadences_and_says_so(run: Path) -> None:
