@@ -276,6 +276,9 @@ class Recorder:
             hook_errors = self.capture.end()
         for hook, error in hook_errors:
             self._tell(f"hook on {hook}", record.step, error)
+        doubts, self._signals.doubts = self._signals.doubts, {}
+        for name, doubt in doubts.items():
+            self._warn(f"gradient {name}", record.step, f"gradient {name!r} is {doubt}")
         self._account(record.step, seconds, step_seconds)
 
     def _blocks_after_update(self, record: StepRecord, completed: bool) -> list[Block]:
@@ -326,13 +329,18 @@ class Recorder:
             self.log_event("cadence", message, step=step, payload=in_force)
 
     def _tell(self, what: str, step: int, error: Exception) -> None:
-        """Report a failure of the recorder itself, each kind once."""
-        line = f"step {step}: recording {what} failed: {type(error).__name__}: {error}"
+        """Report a failure of the recorder itself."""
+        line = f"recording {what} failed: {type(error).__name__}: {error}; rows are missing"
+        self._warn(what, step, line, error)
+
+    def _warn(self, what: str, step: int, line: str, error: Exception | None = None) -> None:
+        """Tell of what is wrong with the recording, each kind once."""
+        line = f"step {step}: {line}"
         if self._on_error == "raise":
             raise RecorderError(line) from error
         if what not in self._told:
             self._told.add(what)
-            say(f"{line}; training goes on, rows are missing")
+            say(f"{line}; training goes on")
             self.log_event("warning", line, step=step)
 
     # Segments ---------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class StepSignals:
         self._has_weights_before = False
         self._previous_gradient: PreviousGradient | None = None
         self._gradient_names: GradientNames | None = None
+        self.doubts: dict[str, str] = {}  # what to tell of gradients, by name
 
     def due_in_hooks(self, step: int) -> Due:
         """What hooks take in this step."""
@@ -282,14 +283,19 @@ class StepSignals:
         return blocks
 
     def _names_of(self, gradients: Mapping[str, Array]) -> GradientNames:
-        ids = self._catalogue.ids
-        watched = [name in ids for name in gradients]
-        arrived_ids = [ids[name] for name in gradients if name in ids]
-        missing = [ids[name] for name in self._catalogue.weights if name not in gradients]
+        ids, weights = self._catalogue.ids, self._catalogue.weights
+        watched = [name in weights for name in gradients]
+        # A weight whose gradient may have come under another name is not said to have none.
+        missing = [ids[name] for name in weights if name not in gradients] if all(watched) else []
+        for name, gradient in gradients.items():
+            if name not in weights:
+                self.doubts[name] = f"of no watched weight; expected one of {_first_names(weights)}"
+            elif np.shape(gradient) != weights[name].shape:
+                self.doubts[name] = f"{np.shape(gradient)}, and its weight {weights[name].shape}"
         return GradientNames(
             len(self._catalogue.rows),
             list(gradients),
-            np.array(arrived_ids, np.int64),
+            np.array([ids[name] for name in gradients if name in weights], np.int64),
             watched,
             np.array(missing, np.int64),
         )
@@ -380,6 +386,15 @@ def _end_to_end(flat: list[Array], buffer: Array | None) -> Array:
     if buffer is None or buffer.size != count or buffer.dtype != dtype:
         return np.concatenate(flat)
     return np.concatenate(flat, out=buffer)
+
+
+def _first_names(weights: Mapping[str, Array]) -> str:
+    """Enough of them to see how they are written."""
+    names = list(weights)
+    return (
+        ", ".join([*names[:5], "..."] if len(names) > 5 else names)
+        or "those given to watch(), which are none"
+    )
 
 
 def _place(name: str, places: Mapping[str, Place]) -> Place:

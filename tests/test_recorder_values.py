@@ -241,6 +241,43 @@ def test_a_weight_that_is_no_array_is_refused(run: Path) -> None:
         recorder.watch({"w": [1.0, 2.0]})
 
 
+def test_a_gradient_of_no_watched_weight_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weight, known by another name, is not said to have had none; with its own name all is well."""
+    weights = {"a": np.ones(2, np.float32), "b": np.ones((2, 3), np.float32)}
+    with Recorder(run, quiet=True) as recorder:
+        recorder.watch(weights)
+        for step, gradients in enumerate(
+            ({"A": weights["a"], "b": weights["b"]}, weights, {"b": weights["b"]})
+        ):
+            with recorder.step(step) as record:
+                record.add_gradients(gradients)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step 0: gradient 'A' is of no watched weight; expected one of a, b; training goes on" in line
+    found = [(row["step"], row["tensor_id"], row["has_gradient"]) for row in rows(run, "tensors")]
+    gradients_found = [row for row in found if row[2] is not None]
+    assert gradients_found == [(0, 1, True), (1, 0, True), (1, 1, True), (2, 1, True), (2, 0, False)]
+    assert [row["kind"] for row in rows(run, "events")] == ["segment_started", "warning", "finished"]
+
+
+def test_a_gradient_of_another_shape_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, although it comes at every step; where asked, it is raised."""
+    weights = {f"w{number}": np.ones((2, 3), np.float32) for number in range(7)}
+    transposed = {name: weight.T for name, weight in weights.items() if name == "w2"}
+    with Recorder(run, quiet=True) as recorder:
+        recorder.watch(weights)
+        for step in range(2):
+            with recorder.step(step) as record:
+                record.add_gradients(weights | transposed)
+    assert capsys.readouterr().err == (
+        "recorder: step 0: gradient 'w2' is (3, 2), and its weight (2, 3); training goes on\n"
+    )
+    with Recorder(run, on_error="raise", quiet=True) as recorder:
+        recorder.watch(weights)
+        message = r"step 0: gradient 'x' is of no watched weight; expected one of w0, w1, w2, w3, w4, \.\.\."
+        with pytest.raises(RecorderError, match=message), recorder.step(0) as record:
+            record.add_gradients({"x": np.ones(2, np.float32)})
+
+
 def evaluation(example_count: int, correct: Any) -> Any:
     """Of plain lists, as a loop without NumPy has them."""
     ones = [1.0] * example_count
