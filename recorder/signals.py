@@ -273,7 +273,7 @@ class StepSignals:
         if arrays:
             statistics = self._gradient_statistics(step, arrays)
             blocks += _blocks(step, "gradient", names.ids, statistics, has_gradient=True)
-            if not names.missing_ids.size:  # a norm of some of them would pass for that of all
+            if len(names.ids) == len(self._catalogue.weights):  # that of some would pass for that of all
                 self.gradient_norm = _norm_of_all(statistics)
         if names.missing_ids.size:
             columns = {"step": step, "kind": "gradient", "has_gradient": False}

@@ -74,11 +74,18 @@ def test_the_gradient_norm_is_null_where_a_gradient_is_missing_and_not_finite_wh
     whole, a = np.ones((2, 3)), np.ones(4)
     found = gradient_norms(
         tmp_path / "run",
-        [{"a": whole}, {"a": whole, "b": a * np.nan}, {"a": whole * -np.inf, "b": a}, {"a": whole, "b": a}],
+        [
+            {"a": whole},
+            {"a": whole, "misspelt": a},
+            {"a": whole, "b": a * np.nan},
+            {"a": whole * -np.inf, "b": a},
+            {"a": whole, "b": a},
+        ],
     )
-    assert found[0] is None and found[1] is not None and math.isnan(found[1])
+    assert found[:2] == [None, None]
+    assert found[2] is not None and math.isnan(found[2])
     # ten ones: float32 sums of squares are exact, the square root rounds once
-    assert found[2:] == [math.inf, pytest.approx(math.sqrt(10), rel=1e-15)]
+    assert found[3:] == [math.inf, pytest.approx(math.sqrt(10), rel=1e-15)]
 
 
 def test_the_cosine_with_the_gradient_before_is_null_where_there_is_none(run: Path) -> None:

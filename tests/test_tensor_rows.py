@@ -156,9 +156,10 @@ def snapshots(
     copies: list[Path] = []
     encode, write = Stream.encode, Stream.write
 
-    def encode_and_call(stream: Stream, blocks: Sequence[Block]) -> None:
-        encode(stream, blocks)
-        if blocks and at_encode is not None:
+    def encode_and_call(stream: Stream) -> None:
+        is_due = bool(stream._taken)
+        encode(stream)
+        if is_due and at_encode is not None:
             at_encode(recorder, stream)
 
     def write_and_copy(stream: Stream) -> None:
