@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Cadence:
     """Every how many steps a signal is taken, counted from step 0; 0 is never.
 
-    The loss, learning rate and gradient norm that the loop logs are kept at every step. A step whose
-    loss or gradient norm is not finite is recorded in full, whatever the cadence says, but for gradients of
-    activations, which are gone by then.
+    The loss, learning rate and gradient norm that the loop logs are kept at every step. Of a step whose loss
+    or gradient norm is not finite, gradients, activations and attention are taken whatever the cadence says;
+    gradients of activations, and the weights before the update, are gone by then. Weights that are not finite
+    are taken at every step.
     """
 
     gradients: int = 1

@@ -2,7 +2,8 @@
 
 A flusher thread hands rows to the operating system, so that a disk delays no step, a long step delays nothing
 and a killed process loses less than a second of rows. It also touches the events stream, whose age is the
-heartbeat of a live run. Another thread asks the disk for durability every ``fsync_seconds``.
+heartbeat of a live run. While a C call holds the interpreter it can not run, so rows wait for as long.
+Another thread asks the disk for durability every ``fsync_seconds``.
 
 The thread that appends encodes them, one stream at a time: a flusher that did it in the middle of a step
 would keep the interpreter from the training, up to the 5 ms of ``sys.getswitchinterval`` at a time. It does

@@ -417,6 +417,6 @@ def _attention_block(
 
 
 def _not_finite(logged: Mapping[str, Value]) -> bool:
-    """A cheap look at what the loop logged, so that a NaN between two cadences is still recorded in full."""
+    """A cheap look at what the loop logged, so that the gradients of a NaN between two cadences are kept."""
     watched = (logged.get(name) for name in ("objective", "loss_sum", "gradient_norm"))
     return any(value is not None and not math.isfinite(value) for value in watched)
